@@ -1,5 +1,7 @@
-"""What the verbs print with `--json`, from one process and small data: `json_outputs.py FOLDER` prints a list of
-`[verb, what for, exit code, document]`."""
+"""The output of the verbs with `--json`, from one process and small data.
+
+`json_outputs.py FOLDER` prints a list of `[verb, subject, exit code, document]`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ ASKED = ("--base", "debian13", "--source", "notes=notes")
 
 
 def _pytorch(folder: Path) -> Path:
-    """What PyTorch says of AOTriton, for one ROCm."""
+    """Write the file in which PyTorch pins AOTriton, for one version of ROCm."""
     file = folder / "aotriton.cmake"
     lists = {"ROCM_LIST": "rocm7.2", "MANYLINUX_LIST": "manylinux_2_28", "SHA256_LIST": "0" * 64, "VER": "0.13b"}
     file.write_text("".join(f'set(__AOTRITON_{name} "{value}")\n' for name, value in lists.items()), encoding="utf-8")
@@ -26,7 +28,7 @@ def _pytorch(folder: Path) -> Path:
 
 
 def _wheel(folder: Path, version: str) -> Path:
-    """A wheel that holds the LLVM of Triton 3.7.1."""
+    """Write a wheel of Triton that contains the LLVM of Triton 3.7.1."""
     folder.mkdir(exist_ok=True)
     path = folder / f"triton-{version}-cp312-abi3-linux_x86_64.whl"
     with zipfile.ZipFile(path, "w") as archive:
@@ -36,7 +38,7 @@ def _wheel(folder: Path, version: str) -> Path:
 
 
 def _cached(folder: Path) -> Path:
-    """A layout with a Triton cache of one kernel."""
+    """Write a layout whose image has a Triton cache of one kernel."""
     from toolchain.kernels.cache_entries import Entry, entry_folder, labels, write_manifest  # noqa: PLC0415
     from toolchain.oci.image import ImageSpec, add_layer, write_image  # noqa: PLC0415
     from toolchain.oci.labels import CACHE_CALLS, CACHE_MOUNT  # noqa: PLC0415
@@ -62,7 +64,7 @@ def _cached(folder: Path) -> Path:
 
 
 def main(folder: Path) -> None:
-    register("copied")  # before the modules with help texts
+    register("copied")  # The modules with help texts are imported after this call.
     from typer.testing import CliRunner  # noqa: PLC0415
 
     from tests.evidence_fixtures import finished_base  # noqa: PLC0415
@@ -90,13 +92,13 @@ def main(folder: Path) -> None:
             ledger.record(entry)
     worker = {"pid": 1, "memory": 1, "compiled": 3, "kernel": "k", "gpu": "gfx942", "out": "/o", "seconds": 0.5}
     board = Board(cache.work / "a-campaign" / STATUS, [make_rule("k")] * 2, workers=lambda: [worker])
-    # Running, for as long as this process.
+    # `kernels status` shows the campaign as running until __exit__ is called.
     board.__enter__()
     board.count(entry)
     said: list[Any] = []
 
     def call(verb: str, about: str, *words: str, code: int = 0, data: bool = True) -> None:
-        # What fails before the options of a verb are read looks for --json there.
+        # A verb that fails before its options are parsed looks for --json in sys.argv.
         sys.argv = ["toolchain", *verb.split(), *words, "--json"]
         done = CliRunner().invoke(app, [*verb.split(), *words, *(["--json"] if data else [])])
         if done.exit_code != code:
@@ -112,7 +114,7 @@ def main(folder: Path) -> None:
     call("pins", "the distribution's", "--distro")
     call("pins", "a release that is none", "--triton", "9.9", code=7)
     found = [doctor.Check("cache", "ok", "a folder"), doctor.Check("buildah", "fail", "not installed", "install it")]
-    doctor.examine = lambda *_, **__: iter(found)  # it would ask the network
+    doctor.examine = lambda *_, **__: iter(found)  # The real checks would use the network.
     call("doctor", "a machine without an engine", code=8)
     call("plan", "a patch", "report", *ASKED, "--patch", f"notes={patch}")
     call("plan", "all", "all", "--triton", "3.6.0", "--arch", "amd64")

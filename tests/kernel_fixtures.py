@@ -36,14 +36,14 @@ def local_executor(
     seen: str = "",
     scratch: Path | None = None,
 ) -> LocalExecutor:
-    """An executor whose workers `start` starts. Its rules have one set of sources, unless `files` names others."""
+    """Return an executor whose workers `start` starts. All rules have the same sources unless `files` names others."""
     naming: Any = SimpleNamespace(files=files)
     setup = CompileSetup(start=start, naming=naming, out=Path(), source="", seen=seen, scratch=scratch)
     return LocalExecutor(setup, workers=workers, timeout=timeout, bounds=bounds)
 
 
 def aks2(*kernels: tuple[str, bytes], launch: tuple[int, int] = (1024, 256)) -> bytes:
-    """An .aks2 file, written by its form alone."""
+    """Return an .aks2 file, packed without code of the tool."""
     directory, blobs, offset = b"", b"", 0
     for name, content in kernels:
         raw = name.encode() + b"\0"
@@ -56,12 +56,12 @@ def aks2(*kernels: tuple[str, bytes], launch: tuple[int, int] = (1024, 256)) -> 
 
 
 def stored(name: str, content: bytes) -> StoredFile:
-    """A file of a place, as an archive has it."""
+    """Return a StoredFile with this name and content."""
     return StoredFile(name, len(content), lambda: io.BytesIO(content))
 
 
 def make_object(gpu: str, kernel: str, *, machine: int = 224, osabi: int = 64, descriptor: int = 64) -> bytes:
-    """The smallest ELF that has a kernel's two dynamic symbols; `descriptor` 0 leaves its descriptor out."""
+    """Return the smallest ELF file with a kernel's two dynamic symbols; `descriptor` 0 omits the descriptor."""
     names = b"\0" + kernel.encode() + b"\0" + kernel.encode() + b".kd\0"
     symbols = bytes(24) + struct.pack("<IBBHQQ", 1, 0x12, 3, 3, 0x1000, 4)
     if descriptor:
@@ -89,9 +89,10 @@ def make_object(gpu: str, kernel: str, *, machine: int = 224, osabi: int = 64, d
 
 
 def endless(content: bytes) -> dict[str, bytes]:
-    """Code objects whose tables have no end."""
+    """Return code objects that claim 2^60 sections or 2^32 - 1 segments."""
     sections, segments = bytearray(content), bytearray(content)
-    # No number of sections in the header: the first section has it, and all are at its place.
+    # The number of sections is in the first section, because the header says 0. All sections have the same offset,
+    # because the size of an entry is 0.
     struct.pack_into("<HHH", sections, 58, 0, 0, 0)
     (first,) = struct.unpack_from("<Q", sections, 40)
     struct.pack_into("<Q", sections, first + 32, 1 << 60)
@@ -101,7 +102,7 @@ def endless(content: bytes) -> dict[str, bytes]:
 
 
 def make_rule(kernel: str, *, target: str = "gfx942", cluster: str = "", warps: int = 4) -> Rule:
-    """A rule that nothing but its kernel's name tells from others."""
+    """Return a rule; with default arguments it differs from others only by its kernel's name."""
     return Rule(
         source="kernels.py",
         root="",
@@ -117,7 +118,7 @@ def make_rule(kernel: str, *, target: str = "gfx942", cluster: str = "", warps: 
     )
 
 
-# The kernel's name says what happens to it; a file `tries` counts the attempts.
+# The kernel's name selects the behaviour; the file `tries` has a line for each attempt.
 FAKE_WORKER = """
 import hashlib, json, os, pathlib, signal, sys, time
 here = pathlib.Path(sys.argv[1])
@@ -201,7 +202,7 @@ def only_hanging_ones_time_out(patch: pytest.MonkeyPatch) -> None:
 
 
 class FakeWorkers:
-    """Starts fake workers whose objects are ready in a folder."""
+    """A function that starts fake workers, which copy their objects from a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -209,7 +210,7 @@ class FakeWorkers:
         (folder / "worker.py").write_text(FAKE_WORKER, encoding="utf-8")
 
     def provide(self, rules: list[Rule]) -> None:
-        """Lay ready what the rules shall become."""
+        """Write the code objects that the workers return for `rules`."""
         for rule in rules:
             (self.folder / f"{rule.target}{rule.kernel}").write_bytes(make_object(rule.target, rule.kernel))
 
@@ -222,7 +223,7 @@ class FakeWorkers:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - as the real ones
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - as for real workers
         )
         try:
             yield child
@@ -237,13 +238,13 @@ class FakeWorkers:
 
     @property
     def tries(self) -> list[str]:
-        """Kernels in the order in which workers took them up."""
+        """Return the kernels in the order in which the workers received them."""
         path = self.folder / "tries"
         return path.read_text(encoding="utf-8").split() if path.exists() else []
 
     @property
     def alive(self) -> list[int]:
-        """Workers that still run."""
+        """Return the PIDs of the workers that still run."""
         found = []
         for pid in (self.folder / "started").read_text(encoding="utf-8").split():
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Locks that no build made: one of every kind of thing that a lock holds."""
+"""Locks written by hand, with a base, its packages, an archive, a wheel and patches."""
 
 from __future__ import annotations
 

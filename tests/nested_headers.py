@@ -1,4 +1,4 @@
-"""A tar whose extended headers tarfile reads inside of one another, until it reaches the limit on recursion."""
+"""A tar file with 3000 extended headers, which exceed the recursion limit because tarfile nests the calls for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another user of this machine can read."""
+"""A search for the files that another user can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 NOBODY = 65534
-# Prints the names of all files below some folders that contain a text and that this user can read.
+# The script prints the names of the files below some folders that contain a text and that its user can read.
 _READER = """
 import os, stat, sys
 for top in sys.argv[2:]:
@@ -29,7 +29,7 @@ for top in sys.argv[2:]:
 
 
 def read_by_another(text: str, *folders: Path) -> list[str]:
-    """The names of the files with `text` that another user can read below some folders; skips without root."""
+    """Return the names of the files with `text` below `folders` that another user can read. Skip without root."""
     if os.geteuid() != 0:
         pytest.skip("NO OTHER USER LOOKS: that needs root")
     python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable

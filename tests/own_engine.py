@@ -1,4 +1,4 @@
-"""An engine whose storage is a test's own."""
+"""Removal of an engine whose storage belongs to a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from toolchain.engine.storage import remove_tree
 
 
 def destroy(engine: Buildah) -> None:
-    """Delete its storage, images included: files of other owners, which a temporary folder's own end cannot remove."""
+    """Delete the storage with its images, because a temporary folder cannot remove files of other owners."""
     for folder in (engine.root, engine.runroot, engine.live):
         remove_tree(folder)
     for name in ("containers-driver", "isolation.json"):

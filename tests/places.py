@@ -1,4 +1,4 @@
-"""One step at a place, for tests that name it by a reference and now and then bring a connection of their own."""
+"""Single calls to a place, for tests that name the place by a reference and may pass their own connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from toolchain.trust import verify as trust
 
 @contextlib.contextmanager
 def at(ref: Target, registry: Registry | None = None) -> Iterator[Place]:
-    """The place, reached by `registry` if there is one."""
+    """Yield the place; `registry` is its connection if it is given."""
     if registry is None:
         with open_place(ref) as place:
             yield place
@@ -34,14 +34,14 @@ def at(ref: Target, registry: Registry | None = None) -> Iterator[Place]:
 
 
 def folder(layout: Layout) -> LayoutPlace:
-    """A layout as a place."""
+    """Return a layout as a place."""
     return LayoutPlace(LayoutRef(layout.root))
 
 
 def publish(
     layout: Layout, item: Descriptor, ref: Target, tags: Sequence[str] = (), *, registry: Registry | None = None
 ) -> Published:
-    """`Place.put`."""
+    """Call `Place.put`."""
     with at(ref, registry) as place:
         return place.put(layout, item, list(dict.fromkeys([*([ref.tag] if ref.tag else []), *tags])))
 
@@ -49,13 +49,13 @@ def publish(
 def fetch_image(
     ref: Target, layout: Layout, *, platform: Platform | None = None, registry: Registry | None = None
 ) -> Descriptor:
-    """`Place.fetch`."""
+    """Call `Place.fetch`."""
     with at(ref, registry) as place:
         return place.fetch(layout, platform=platform)
 
 
 def referrers(ref: Target, subject: str, *, registry: Registry | None = None) -> tuple[Descriptor, ...]:
-    """`Place.referrers`."""
+    """Call `Place.referrers`."""
     with at(ref, registry) as place:
         return place.referrers(subject)
 
@@ -63,13 +63,13 @@ def referrers(ref: Target, subject: str, *, registry: Registry | None = None) ->
 def attach(
     layout: Layout, artifacts: Sequence[Descriptor], ref: Target, *, registry: Registry | None = None
 ) -> Attached:
-    """`Place.attach`."""
+    """Call `Place.attach`."""
     with at(ref, registry) as place:
         return place.attach(layout, str(subject_of(layout.read_json(artifacts[0]))), artifacts)
 
 
 def attach_layers(layout: Layout, said: Sequence[Tagged], ref: Target, *, registry: Registry | None = None) -> int:
-    """`Place.attach_layers`."""
+    """Call `Place.attach_layers`."""
     with at(ref, registry) as place:
         return place.attach_layers(layout, said)
 
@@ -78,13 +78,13 @@ def attach_evidence(
     image_facts: Any, layout: Layout, manifest: Descriptor, index: Descriptor, ref: Target,
     *, registry: Registry | None = None, **how: Any,
 ) -> AttachedEvidence:  # fmt: skip
-    """`attestations.attach_evidence`."""
+    """Call `attestations.attach_evidence`."""
     with at(ref, registry) as place:
         return attestations.attach_evidence(image_facts, layout, manifest, index, place, **how)
 
 
 def gather(ref: Target, subjects: Sequence[str], scratch: Layout) -> list[statements.Evidence]:
-    """`verify.gather`."""
+    """Call `statements.gather`."""
     with at(ref) as place:
         return statements.gather(place, subjects, scratch)
 
@@ -92,12 +92,12 @@ def gather(ref: Target, subjects: Sequence[str], scratch: Layout) -> list[statem
 def verify(
     ref: Target, layout: Layout, top: Descriptor, *, registry: Registry | None = None, **how: Any
 ) -> trust.Verdict:
-    """`verify.verify`."""
+    """Call `verify.verify`."""
     with at(ref, registry) as place:
         return trust.verify(place, layout, top, **how)
 
 
 def tags(registry: Registry, repository: str) -> list[str]:
-    """All tags of a repository, sorted; none if there is no such repository."""
+    """Return the sorted tags of a repository; the list is empty if the repository does not exist."""
     with registry.request("GET", f"/v2/{repository}/tags/list", repository) as got:
         return sorted(got.json()["tags"] or ()) if got.status_code == 200 else []

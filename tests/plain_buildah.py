@@ -1,4 +1,4 @@
-"""Plain `buildah build` of the Containerfiles, without the tool: a storage of the tests' own, and no network."""
+"""Plain `buildah build` of the Containerfiles, without the tool, in separate storage and by default without network."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PREFIX = "/usr/lib64/llvm-triton-0a1b2c3d"
 
 @dataclass(frozen=True)
 class Engine:
-    """buildah with a storage of the test's own."""
+    """buildah with separate storage."""
 
     folder: Path
     runroot: Path
 
     def __call__(self, *words: str | os.PathLike[str], check: bool = True, network: bool = False) -> process.Result:
-        """One buildah command, without a network unless asked."""
+        """Run one buildah command, without network access unless `network` is true."""
         scratch = self.folder / "tmp"
         scratch.mkdir(exist_ok=True)
         argv = ["buildah", "--root", os.fspath(self.folder / "storage"), "--runroot", os.fspath(self.runroot)]
@@ -40,7 +40,7 @@ class Engine:
         )
 
     def image(self, name: str, tree: Path) -> str:
-        """An image that holds `tree` and nothing else."""
+        """Build an image that contains only `tree`, and return its name."""
         (self.folder / "Containerfile").write_text("FROM scratch\nCOPY . /\nENV PATH=/usr/local/bin:/usr/bin:/bin\n")
         self("build", "--layers=false", "--file", self.folder / "Containerfile", "--tag", f"localhost/{name}", tree)
         return f"localhost/{name}"
@@ -48,13 +48,13 @@ class Engine:
     def build(
         self, containerfile: str, *words: str | os.PathLike[str], fails: Collection[str] = (), network: bool = False
     ) -> process.Result:
-        """`buildah build` of a Containerfile of the repository, with the repository as context.
+        """Run `buildah build` for a Containerfile of the repository, with the repository as context.
 
-        On a busy machine buildah now and then ends before it has passed on the last lines of a command that failed.
-        So a build that fails without these lines is run again.
+        On a busy machine buildah sometimes exits before it has printed the last lines of a command that failed. So a
+        build that fails without these lines is repeated, up to nine times.
 
         Args:
-            fails: texts in the last lines of a build that must fail; empty for a build that must succeed.
+            fails: texts in the last lines of a build that must fail; empty if the build must succeed.
         """
         options = ("--isolation", "chroot", "--layers=false", "--file", root() / containerfile)
         left = 10
@@ -70,7 +70,7 @@ class Engine:
 
 
 def roomy_memory() -> Path | None:
-    """A file system in memory with half a gigabyte to spare: storage there spares every image its flush to disk."""
+    """Return a file system in memory with half a gigabyte free, or None. Images there need no flush to disk."""
     memory = Path("/dev/shm")
     if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 29:
         return memory
@@ -79,11 +79,11 @@ def roomy_memory() -> Path | None:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """buildah, or a skip that says what is missing."""
+    """Yield an engine, or skip the tests with the reason if buildah is missing or does not work."""
     for program in ("buildah", "unshare"):
         if shutil.which(program) is None:
             pytest.skip(f"NO CONTAINERFILE IS BUILT: {program} is not installed (apt-get install buildah util-linux)")
-    # Short, because overlay's mount options have a limit.
+    # The path is short, because the length of overlay's mount options is limited.
     folder = Path(tempfile.mkdtemp(prefix="tc", dir=roomy_memory()))
     made = Engine(folder, folder / "run")
     probe = made("from", "--quiet", "scratch", check=False)
@@ -100,5 +100,5 @@ def engine() -> Iterator[Engine]:
 
 
 def files(tree: Path) -> set[str]:
-    """Every file below `tree`, by path."""
+    """Return the relative paths of all files below `tree`."""
     return {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""A plan of AOTriton as its generator leaves it, and the sources that it names."""
+"""Plans as AOTriton's generators write them, and the source trees that they name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tree_of(path: Path) -> Path:
 
 
 def plan_of(path: Path, clusters: dict[str, Sequence[str]], *, gpu: str = "gfx942", extra: str = "") -> Path:
-    """A generator's folder with one object a name."""
+    """Write the folder of a generator with an object for each name in `clusters`."""
     images = path / f"aotriton.images/amd-{gpu}/flash"
     images.mkdir(parents=True)
     lines, rows, zipped = [], [], []
@@ -48,7 +48,7 @@ def plan_of(path: Path, clusters: dict[str, Sequence[str]], *, gpu: str = "gfx94
 
 
 def old_plan(path: Path, rows: Sequence[tuple[str, str, int]], *, clusters: Mapping[str, Sequence[str]]) -> Path:
-    """A folder as generators before 0.12 leave it: (object, GPU, waves) a line, in `clusters` where those are files."""
+    """Write a folder as generators before 0.12 do: a line for each (object, GPU, waves), and optional `clusters`."""
     path.mkdir(parents=True)
     lines = [
         f"{BUILD}/flash/{name}.hsaco;{SOURCE}/tritonsrc/flash.py;attn;4;1;{waves};{gpu};{SIGNATURE}"

@@ -17,7 +17,7 @@ def refused(id: str, *named: object) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Expect an error with this id, which docs/exit-codes.md lists.
 
     Args:
-        named: values that its message shows.
+        named: values that the message must contain.
     """
     with pytest.raises((ToolchainError, EmulatorError)) as caught:
         yield caught

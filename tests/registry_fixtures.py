@@ -25,8 +25,8 @@ from toolchain.oci.layout import Layout
 def free_port() -> int:
     """Return a port of loopback that no process uses, now or later.
 
-    The kernel takes ports of its own range for connections and for servers that ask for any port, as those of other
-    test processes do. So the port is below that range, and a name that this process keeps tells the others.
+    The kernel assigns ports from its own range to connections and to servers that ask for any port. So the port is
+    below that range, and this process keeps an abstract socket name that reserves the port among test processes.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = list(range(10_000, first)) or list(range(1024, 65536))
@@ -43,10 +43,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_registry(folder: Path, *, users: Path | None = None) -> Iterator[str]:
-    """docker-registry with its data below `folder`; gives host:port. Skips loudly where it is not installed.
+    """Run docker-registry with its data below `folder`, and yield host:port. Skip the test if it is not installed.
 
     Args:
-        users: an htpasswd file (bcrypt); without it no login is required.
+        users: an htpasswd file (bcrypt); None if no login is required.
     """
     program = shutil.which("docker-registry")
     if program is None:
@@ -77,7 +77,7 @@ def running_registry(folder: Path, *, users: Path | None = None) -> Iterator[str
 
 
 def wait_for_registry(host: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Until it answers; fails with what it logged when it does not."""
+    """Wait until the registry answers, or fail with the end of its log."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     end = time.monotonic() + 120
     while server.poll() is None and time.monotonic() < end:
@@ -102,7 +102,7 @@ def small_index(
     how: Compression = "gzip",
     arches: str = "amd64 arm64",
 ) -> Descriptor:
-    """An index over one-layer images with `size` random bytes each, in `layout`."""
+    """Write an index over one-layer images with `size` random bytes each to `layout`."""
     manifests = []
     for arch in arches.split():
         tree = work / f"tree-{arch}-{seed}"

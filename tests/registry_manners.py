@@ -1,4 +1,4 @@
-"""How registries treat uploads, each from its documentation or issue threads, for the fault proxy to imitate."""
+"""Properties of registries, from their documentation and issue threads, that the fault proxy imitates."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from tests.scoped_login import ScopedLogin
 
 INDEX = "application/vnd.oci.image.index.v1+json"
-# What Docker Hub says of its limits: issues 2464 and 1907 of https://github.com/docker/hub-feedback. It asks for a wait
-# of 60 seconds; no one waits here.
+# These are Docker Hub's headers for its limits, from issues 2464 and 1907 of https://github.com/docker/hub-feedback.
+# Docker Hub asks for a wait of 60 seconds; the tests do not wait.
 TOO_MANY = {"ratelimit-limit": "100;w=21600", "ratelimit-remaining": "0;w=21600", "Retry-After": "0"}
 _DIGEST_TAG = re.compile(r"(/manifests/sha256)-([0-9a-f]{64})$")
 _UPLOAD = re.compile(r"^/v2/.+/blobs/uploads/")
@@ -22,28 +22,29 @@ _UPLOAD = re.compile(r"^/v2/.+/blobs/uploads/")
 
 @dataclass(frozen=True)
 class Manners:
-    """What a registry does otherwise than the one behind the proxy. Numbers are bytes or HTTP statuses; 0: nothing.
+    """Differences of a registry from the one behind the proxy. Numbers are bytes or HTTP statuses; 0 means none.
 
     Args:
-        no_chunks: status of the answer to every PATCH, with `code`.
-        code: of refusals.
-        patch_limit: a larger PATCH is answered with 416, as GHCR does.
-        limit: a larger body is answered with 413.
-        whole_limit: a larger PUT that brings a whole blob is answered with 413, as ACR does.
-        hangs_up: refusals come before the body is read, and the connection is closed.
-        no_whole: status of the answer to a PUT that brings a whole blob.
-        stuck: the `Range` of answers stays at the first chunk, as ECR's does.
-        no_empty_end: status of the answer to an empty PUT behind chunks.
-        taken: status of the answer to a chunk that was taken.
-        least, most: what OCI-Chunk-Min-Length and OCI-Chunk-Max-Length say; a chunk behind a shorter one is refused.
-        no_status: status of the answer to the question how far an upload is.
-        keeps: what a PUT brought before it broke off is kept (docker-registry forgets the whole upload).
-        marked: uploads keep the addresses of docker-registry, by which it is known.
-        referrers: `api`: manifests with a subject are listed.
-        digest_tags: a request for the tag `sha256-HEX` is answered with the manifest of that digest, as GitLab does:
-            https://github.com/oras-project/oras-go/issues/1396
-        too_many: so many requests about manifests are answered with 429 first, as Docker Hub does.
-        login: makes what asks for a login and gives the tokens.
+        no_chunks: status of the answer to every PATCH.
+        code: error code of refusals.
+        patch_limit: size above which a PATCH is answered with 416, as GHCR does.
+        limit: size above which a body is answered with 413.
+        whole_limit: size above which a PUT with a whole blob is answered with 413, as ACR does.
+        hangs_up: whether a refusal is sent before the body is read, and the connection is closed.
+        no_whole: status of the answer to a PUT with a whole blob.
+        stuck: whether the `Range` of answers always ends at the first chunk, as ECR's does.
+        no_empty_end: status of the answer to an empty PUT after chunks.
+        taken: status of the answer to an accepted chunk.
+        least, most: values of OCI-Chunk-Min-Length and OCI-Chunk-Max-Length; a chunk above the maximum is refused, and
+            so is a chunk after one below the minimum.
+        no_status: status of the answer to a GET for the progress of an upload.
+        keeps: whether the bytes of an interrupted PUT are kept (docker-registry forgets the whole upload).
+        marked: whether uploads keep the addresses of docker-registry, by which the tool recognizes it.
+        referrers: `api` if the registry lists manifests with a subject.
+        digest_tags: whether a request for the tag `sha256-HEX` is answered with the manifest of that digest, as GitLab
+            does: https://github.com/oras-project/oras-go/issues/1396
+        too_many: number of requests for manifests that are first answered with 429, as Docker Hub does.
+        login: makes the `ScopedLogin` that asks for a login and issues tokens.
     """
 
     no_chunks: int = 0
@@ -99,7 +100,7 @@ class _Session:
 
 
 class Desk:
-    """The uploads that are under way at a registry with manners."""
+    """The open uploads and the listed referrers of a registry with manners."""
 
     def __init__(self, manners: Manners) -> None:
         self.manners = manners
@@ -108,7 +109,7 @@ class Desk:
         self._shelf: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
     def referrers(self, path: str) -> bytes | None:
-        """What is listed, where `path` asks for that; None lets the registry behind answer."""
+        """Return the index of referrers if `path` asks for one; None lets the registry behind the proxy answer."""
         found = re.fullmatch(r"/v2/(.+)/referrers/(.+)", path)
         if found is None or self.manners.referrers != "api":
             return None
@@ -116,7 +117,7 @@ class Desk:
         return json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}).encode()
 
     def took(self, path: str, content: bytes, headers: dict[str, str]) -> None:
-        """List a manifest that was taken, and say so."""
+        """List an accepted manifest with a subject, and name the subject in `headers`."""
         value = json.loads(content)
         subject = (value.get("subject") or {}).get("digest")
         if not subject or not self.manners.referrers:
@@ -132,7 +133,7 @@ class Desk:
         headers["OCI-Subject"] = subject
 
     def refusal(self, method: str, path: str, size: int) -> int:
-        """The status with which a request is refused, 0 if it is not."""
+        """Return the status with which a request is refused, or 0."""
         if self._too_many and "/manifests/" in path:
             self._too_many -= 1
             return 429
@@ -161,7 +162,7 @@ class Desk:
         return manners.no_empty_end if not size and found.chunks else 0
 
     def upstream(self, method: str, path: str) -> str:
-        """Return where a request goes behind the proxy."""
+        """Return the path of a request to the registry behind the proxy."""
         if self.manners.digest_tags and method in {"GET", "HEAD"}:
             path = _DIGEST_TAG.sub(r"\1:\2", path)
         found = None if self.manners.marked else self._session(path)
@@ -171,7 +172,7 @@ class Desk:
         return f"{found.path}&{query}" if query else found.path
 
     def answered(self, method: str, path: str, size: int, status: int, headers: dict[str, str]) -> int:
-        """Change the headers of an answer to what this registry says; its status."""
+        """Change the headers of an answer to those of this registry, and return its status."""
         if not _UPLOAD.match(path) or status >= 300:
             return status
         found = self._session(path)

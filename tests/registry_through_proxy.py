@@ -1,4 +1,4 @@
-"""What tests of a registry behind a proxy that fails on demand share: fixtures, and blobs to send."""
+"""Fixtures and blobs for tests of a registry behind a proxy that fails on demand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fresh(tmp_path: Path) -> Layout:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> str:
-    """A name that no one used: the registry lives as long as the whole run."""
+    """Return a name that no other test used, because the registry serves the whole test run."""
     return f"test/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}"
 
 
@@ -47,7 +47,7 @@ Connect = Callable[..., Registry]
 
 @pytest.fixture
 def connect(proxy: FaultProxy) -> Iterator[Connect]:
-    """Connections through the proxy with small chunks and short waits."""
+    """Yield a function that connects through the proxy with small chunks and short waits."""
     made: list[Registry] = []
 
     def connection(**options: object) -> Registry:

@@ -1,4 +1,4 @@
-"""A stage that the tool does not know: a text of its own source, copied into a layer above the base."""
+"""A stage that the tool does not contain: it copies a text from its source into a layer on the base."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReportStage:
     """See `Stage`.
 
     Args:
-        contained: built by the container engine, from a Containerfile and a script.
+        contained: whether the container engine builds the layer, from a Containerfile and a script.
     """
 
     contained: bool
@@ -41,7 +41,7 @@ class ReportStage:
         sources, base = source_inputs([source], request.patches), dependencies["base"].input_digest
         inputs = None
         if sources is not None and base is not None:
-            # An edited recipe makes another image, so its files are inputs.
+            # The files of the recipe are inputs, because another recipe makes another image.
             recipe = {path.name: sha256_file(path) for path in sorted((HERE / "report").iterdir())}
             own = {"base": base, "sources": sources, "how": self.contained, "recipe": recipe}
             inputs = {**common_inputs(self.name, request), **own}
@@ -68,17 +68,17 @@ class ReportStage:
 
 
 def copied(_: str, __: Request) -> ReportStage:
-    """Make the stage without a container."""
+    """Return the stage that copies without a container."""
     return ReportStage(contained=False)
 
 
 def contained(_: str, __: Request) -> ReportStage:
-    """Make the stage with a container."""
+    """Return the stage that copies in a container."""
     return ReportStage(contained=True)
 
 
 def text(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Its plain form."""
+    """Unpack the report of a finished stage into `folder`, and return its path."""
     layout, out = Layout(cache.images), folder / "report.txt"
     layer = layout.children(layout.resolve(record.manifest))[-1]
     unpack_tar(layout.blob(layer.digest), folder / "unpacked", strip=0)

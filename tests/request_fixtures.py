@@ -1,4 +1,4 @@
-"""Values of a request from the words that people type."""
+"""Requests from the text of options."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PACKAGES = [{"name": "libc6", "version": "1", "architecture": "amd64", "sha256":
 
 
 def specs(texts: Mapping[str, str]) -> dict[str, SourceSpec]:
-    """Sources by name, as `--source NAME=TEXT` gives them."""
+    """Return sources by name, as `--source NAME=TEXT` gives them."""
     return {name: parse_source_spec(text, project=name) for name, text in texts.items()}
 
 
 def request_of(**words: Any) -> Request:
-    """A request whose `base` and `sources` are given as text."""
+    """Return a request; its `base` and `sources` are given as text."""
     read: dict[str, Callable[[Any], Any]] = {"base": parse_base, "sources": specs}
     return Request(**{name: read[name](value) if name in read else value for name, value in words.items()})
 
 
 def with_base(folder: Path) -> Cache:
-    """A cache that knows the packages of debian13, so that what stands on it has a digest."""
+    """Return a cache that knows the packages of debian13, so that stages on this base have an input digest."""
     found = Cache(folder)
     recipe = base_recipe("debian13", "amd64")
     lock = {"recipe": recipe_digest(recipe), "packages": PACKAGES}

@@ -1,7 +1,7 @@
-"""Containers of the tests' own: an image's files under an overlay, entered by pivot_root, with all rights of root.
+"""Containers from an image's files under an overlay, entered by pivot_root, with all rights of root.
 
-Unlike buildah's they are what a container of an orchestrator is to the tool that runs in it: a machine on which it may
-make namespaces. As a program, `python rooted.py SPEC PROGRAM [ARGUMENT...]` enters one; see `Rooted.command`.
+They resemble containers of an orchestrator more than those of buildah do, because the tool may make namespaces in them.
+The program `python rooted.py SPEC PROGRAM [ARGUMENT...]` enters a container; see `Rooted.command`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MNT_DETACH = 2
 
 
 def unpacked(layout: Path, digest: str, folder: Path) -> tuple[Path, ...]:
-    """The layers of an image of a layout, uppermost first, each with its files' owners in a folder below `folder`."""
+    """Unpack the layers of an image with their owners into folders below `folder`; return them, uppermost first."""
     manifest = json.loads((layout / "blobs" / digest.replace(":", "/")).read_bytes())
     found = []
     for layer in manifest["layers"]:
@@ -41,8 +41,8 @@ class Rooted:
     """A container.
 
     Args:
-        lower: folders of the files that it begins with, uppermost first.
-        place: a folder for what it changes; the same one continues.
+        lower: folders with the initial files, uppermost first.
+        place: a folder for the changes; a container with the folder of another one continues from its changes.
     """
 
     lower: tuple[Path, ...]
@@ -50,17 +50,17 @@ class Rooted:
 
     @property
     def upper(self) -> Path:
-        """What it changed: a further lower folder for another container."""
+        """Return the folder with the changes, which can be a lower folder of another container."""
         return self.place / "upper"
 
     def command(
         self, argv: Sequence[str], *, binds: Sequence[tuple[Path, str, bool]] = (), env: Mapping[str, str] | None = None
     ) -> list[str]:
-        """The command line that runs `argv` in it, in PID and mount namespaces of its own.
+        """Return the command line that runs `argv` in the container, in new PID and mount namespaces.
 
         Args:
-            binds: what of this machine is seen: its path, the path inside, and whether it may be written to.
-            env: added to a PATH.
+            binds: bind mounts: the path outside, the path inside, and whether the mount is writable.
+            env: variables in addition to a default PATH.
         """
         for name in ("upper", "work", "root"):
             (self.place / name).mkdir(parents=True, exist_ok=True)

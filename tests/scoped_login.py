@@ -14,20 +14,20 @@ _NAME = re.compile(r"^/v2/(.+)/(?:blobs|manifests|tags|referrers)/")
 
 @dataclass
 class ScopedLogin:
-    """Hands out tokens and looks at them.
+    """An authority that issues tokens and checks them.
 
     Args:
-        login: user:password that may push; no one else may.
-        identity: a token by which the user is known, as ACR gives one; then the password alone does not do.
-        private: whether pulling wants the login too.
-        lasts: seconds until a token runs out.
-        says: whether the answer says how long that is.
-        challenge: how the registry asks, with `{realm}`, `{service}` and `{scope}`.
-        path: where tokens are given.
-        name: of the host that gives them, where that is another than the registry's.
-        service: the expected service; requests for others get no token.
-        posts: whether it takes a POST; Harbor answers 405.
-        word: what the answer calls the token.
+        login: user:password of the only user who may push.
+        identity: a refresh token of the user, as ACR issues it; if it is set, the password is not accepted.
+        private: whether a pull needs the login too.
+        lasts: seconds until a token expires.
+        says: whether the answer contains this time.
+        challenge: the challenge of the registry, with `{realm}`, `{service}` and `{scope}`.
+        path: path that issues tokens.
+        name: name of the host that issues them, if it is not the registry's.
+        service: the expected service; a request for another one gets no token.
+        posts: whether a POST is accepted; Harbor answers 405.
+        word: key of the token in the answer.
     """
 
     login: str = "user:pass-word"
@@ -49,7 +49,7 @@ class ScopedLogin:
     def ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes, host: str
     ) -> tuple[int, dict[str, object], dict[str, str]] | None:
-        """Status, JSON and headers of what is answered instead; None lets the request through."""
+        """Return the status, JSON and headers of the authority's answer; None lets the request through."""
         said = headers.get("Authorization", "")
         if path.startswith(self.path):
             return (405, {}, {}) if method == "POST" and not self.posts else self._token(path, said, body.decode())

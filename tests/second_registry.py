@@ -1,4 +1,4 @@
-"""Another real registry beside docker-registry: `crane registry serve` of go-containerregistry, from Debian's pool."""
+"""A second real registry: `crane registry serve` of go-containerregistry, from Debian's package pool."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _HELPER = Path("/usr/lib/apt/apt-helper")
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package: where it is below a mirror's `pool`, its SHA-256 and the program in it."""
+    """A Debian package: its path below a mirror's `pool`, its SHA-256, and the path of the program in it."""
 
     path: str
     sha256: str
     program: str
 
 
-# Debian has neither zot nor docker-registry 3; this is another code base than docker-registry's. It needs glibc 2.34.
+# Debian has neither zot nor docker-registry 3, but crane has another code base than docker-registry. It needs glibc
+# 2.34.
 CRANE = Package(
     path="main/g/go-containerregistry/crane_0.20.7+ds1-5_amd64.deb",
     sha256="2d4bdb12724eda42214bb8957aecc472e561317938da3c95402a9ee30c73fa3b",
@@ -38,7 +39,7 @@ CRANE = Package(
 
 
 def fetched(package: Package, folder: Path) -> Path:
-    """The program of a package, unpacked below `folder`. Skips loudly if the package is not available."""
+    """Return the program of a package, unpacked below `folder`. Skip the test if the package is not available."""
     if platform.machine() != "x86_64" or not _HELPER.exists():
         pytest.skip("the second registry is NOT TESTED: its package is for Debian on amd64")
     archive, root = folder / "package.deb", folder / "root"
@@ -56,7 +57,7 @@ def fetched(package: Package, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running_crane(folder: Path) -> Iterator[str]:
-    """crane's registry with its data below `folder`; gives host:port."""
+    """Run crane's registry with its data below `folder`, and yield host:port."""
     folder.mkdir(parents=True, exist_ok=True)
     program = fetched(CRANE, folder)
     data = folder / "data"

@@ -1,4 +1,4 @@
-"""As much of an LLVM source tree as plans and locks look at."""
+"""An LLVM source tree with only the files that plans and locks read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PROJECTS = ("llvm", "mlir", "lld", "clang")
 
 
 def small_llvm(folder: Path, projects: tuple[str, ...] = PROJECTS, version: str = "22.1.8") -> Path:
-    """Make the tree in `folder`, which need not be there."""
+    """Write the tree to `folder`, which need not exist, and return it."""
     for name in projects:
         (folder / name).mkdir(parents=True)
         (folder / name / "CMakeLists.txt").write_text("project(x)\n")
@@ -32,15 +32,15 @@ add_custom_target(install-distribution-stripped
 
 
 def support_llvm(folder: Path, says: str) -> Path:
-    """A tree of which `--only support --no-contract` builds two libraries, in seconds.
+    """Write a tree from which `--only support --no-contract` builds two libraries in seconds.
 
     Args:
-        says: what is in them, so that trees differ.
+        says: a text in the objects, so that trees differ.
     """
     small_llvm(folder)
     (folder / "llvm" / "CMakeLists.txt").write_text(_SUPPORT)
     for name in ("demangle", "Twine.cpp", "other"):
-        # Where a file is and how the compiler was called must not be seen in an object.
+        # `__FILE__` is in the text, because an object must not depend on the file's folder or the compiler's command.
         text = f'const char *said_{name.partition(".")[0]}(void) {{ return __FILE__ " {says}"; }}\n'
         (folder / "llvm" / f"{name}.c").write_text(text)
     return folder

@@ -1,4 +1,4 @@
-"""A plugin for tests: two verbs, and a check of kernels that finds a wrong one."""
+"""A plugin for tests, with two verbs and a check that reports a wrong kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Triton in the small: the settings and the build of its setup.py, and a module that links LLVMSupport."""
+"""A small Triton: a setup.py with settings and a build like the real ones, and a module that links LLVMSupport."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ PYBIND11_MODULE(libtriton, module) {
 
 
 def small_triton(folder: Path) -> Path:
-    """The tree, made again in `folder`."""
+    """Write the tree to `folder`, and return it."""
     (folder / "python/triton/_C").mkdir(parents=True)
     (folder / "python/triton/__init__.py").write_text("from triton._C.libtriton import asserts, demangle, made_for\n")
     (folder / "setup.py").write_text(SETUP)

@@ -1,4 +1,4 @@
-"""A container image of a few hundred kilobytes, made from this machine's shell: engines can be tested in seconds."""
+"""A container image of a few hundred kilobytes, made from the host's shell, so that engine tests take seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.engine.isolation import tiny_root
 
 
 def make(folder: Path) -> tuple[Path, str]:
-    """An OCI layout at `folder/layout` holding one image with /bin/sh; returns it and the manifest's digest."""
+    """Write an OCI layout with one image with /bin/sh to `folder/layout`; return it and the manifest's digest."""
     root = tiny_root(folder / "root")
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:

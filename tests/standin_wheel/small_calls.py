@@ -10,5 +10,5 @@ PACKAGE = "small_wheel"
 
 
 def call(row: dict[str, Any]) -> None:
-    """Call its one function."""
+    """Call the only function of small_wheel."""
     attend(row["direction"], row["dtype"], row["seq"])

@@ -1,10 +1,10 @@
-"""What Triton asks PyTorch for when it looks at an argument."""
+"""The part of PyTorch that Triton uses when it inspects an argument."""
 
 from __future__ import annotations
 
 
 class dtype:  # noqa: N801 - as in PyTorch
-    """`torch.float16` and the like."""
+    """A data type, such as `torch.float16`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -23,13 +23,13 @@ class Tensor:
         self.dtype = kind
 
     def data_ptr(self) -> int:
-        """Aligned, as those of a GPU are."""
+        """Return an address that is aligned, as those of a GPU are."""
         return 256
 
     def untyped_storage(self) -> Tensor:
-        """Itself."""
+        """Return the tensor itself."""
         return self
 
     def size(self) -> int:
-        """Bytes."""
+        """Return the size in bytes."""
         return 1 << 20

@@ -1,4 +1,4 @@
-"""kernels.aks2: AOTriton's archives read back, and held against what was compiled."""
+"""kernels.aks2: AOTriton's archives are read, and compared with the compiled kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from toolchain.stages.aotriton_images import check_images
         (lambda data: data[:40] + b"\xff" * 8 + data[48:], "aks2-damaged"),
     ],
 )
-def test_damaged_aks2_is_told(damage: Callable[[bytes], bytes], error: str) -> None:
+def test_damaged_aks2_is_refused(damage: Callable[[bytes], bytes], error: str) -> None:
     data = damage(aks2(("a", b"x" * 100), ("b", b"y" * 50)))
     with refused(error), open_aks2(io.BytesIO(data), len(data)):
         pass
@@ -63,7 +63,7 @@ def write_zip(build: Path, *entries: tuple[str, bytes], how: int = zipfile.ZIP_S
             archive.writestr(name, content)
 
 
-def test_images_that_hold_what_was_compiled_pass(images: tuple[Path, list[Cluster], list[Archive]]) -> None:
+def test_images_with_compiled_kernels_pass(images: tuple[Path, list[Cluster], list[Archive]]) -> None:
     build, clusters, archives = images
     check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
     assert [name for name, _ in read_archive(build / archives[0].path)] == ["F"]
@@ -81,7 +81,7 @@ def test_images_that_hold_what_was_compiled_pass(images: tuple[Path, list[Cluste
         [("F", aks2(("A", b"object a"), ("B", b""), launch=(512, 256)))],
     ],
 )
-def test_images_that_hold_something_else_are_refused(
+def test_images_that_differ_from_compiled_kernels_are_refused(
     images: tuple[Path, list[Cluster], list[Archive]], entries: list[tuple[str, bytes]]
 ) -> None:
     build, clusters, archives = images
@@ -90,7 +90,7 @@ def test_images_that_hold_something_else_are_refused(
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
 
 
-def test_an_object_that_was_changed_or_not_compiled_is_refused(
+def test_object_that_differs_from_recorded_sha256_is_refused(
     images: tuple[Path, list[Cluster], list[Archive]],
 ) -> None:
     build, clusters, archives = images
@@ -102,7 +102,7 @@ def test_an_object_that_was_changed_or_not_compiled_is_refused(
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
 
 
-def test_an_archive_that_the_loader_would_not_read_is_refused(
+def test_compressed_archive_and_duplicate_entry_are_refused(
     images: tuple[Path, list[Cluster], list[Archive]],
 ) -> None:
     build, clusters, archives = images
@@ -117,7 +117,7 @@ def test_an_archive_that_the_loader_would_not_read_is_refused(
 
 
 def _pack(*entries: tuple[int, int, bytes], content: bytes) -> bytes:
-    """An .aks2 file of (offset, size, name)."""
+    """Return an .aks2 file with a directory of (offset, size, name)."""
     directory = b"".join(struct.pack("<IIIII", 0, 64, offset, size, len(raw)) + raw for offset, size, raw in entries)
     head = struct.pack("<III", len(directory) + len(content), len(entries), len(directory))
     return b"AKS2" + head + lzma.compress(directory + content, preset=0)
@@ -133,12 +133,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_an_archive_that_would_harm_is_refused(data: bytes) -> None:
+def test_hostile_aks2_is_refused(data: bytes) -> None:
     with pytest.raises((HostileInputError, KernelError)), open_aks2(io.BytesIO(data), len(data)):
         pass
 
 
-def test_memory_is_taken_for_the_kernel_that_is_read() -> None:
+def test_reader_does_not_hold_all_kernels_in_memory() -> None:
     size, count = 8 << 20, 10
     data = _pack(*((at * size, size, b"%d\0" % at) for at in range(count)), content=bytes(count * size))
     tracemalloc.start()
@@ -150,7 +150,7 @@ def test_memory_is_taken_for_the_kernel_that_is_read() -> None:
 
 
 def test_kernels_over_the_same_bytes_are_refused(tmp_path: Path) -> None:
-    """400 of them over 32 MiB in 5 KB were once 12.8 GB in memory."""
+    """400 kernels over the same 32 MiB, in an archive of 5 KB, once took 12.8 GB of memory."""
     data = _pack(*((0, 32 << 20, b"%d\0" % at) for at in range(400)), content=bytes(32 << 20))
     assert len(data) < 8192
     (tmp_path / "a.aks2").write_bytes(data)

@@ -1,4 +1,4 @@
-"""stages.aotriton: what its image says of itself, and which folder a campaign continues in."""
+"""stages.aotriton: the notes in its image, and the folder in which a campaign continues."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_a_whole_pack_has_its_ledger_and_nothing_that_says_partial(tmp_path: Path) -> None:
+def test_complete_pack_has_ledger_and_no_partial_note(tmp_path: Path) -> None:
     made = images(tmp_path / "i", [entry("a", "gfx942", "amd-gfx942")], packs=("amd-gfx942",), rules=1, partial=False)
     pack = lay(tmp_path, made, ("gfx942",)) / "amd-gfx942"
     files = sorted(path.name for path in pack.rglob("*") if path.is_file())
@@ -78,7 +78,7 @@ def test_a_whole_pack_has_its_ledger_and_nothing_that_says_partial(tmp_path: Pat
     assert partial_text(made, part="", gpus=("gfx942",), of=OF) == ""
 
 
-def test_a_part_and_a_bad_kernel_are_told_in_the_pack_that_has_them(tmp_path: Path) -> None:
+def test_pack_with_known_bad_kernel_has_partial_note(tmp_path: Path) -> None:
     entries = [
         entry("a", "gfx942", "amd-gfx942"),
         entry("b", "gfx90a", "amd-gfx90a", "failed", "TypeError: no\nat 0x7fab"),
@@ -93,13 +93,13 @@ def test_a_part_and_a_bad_kernel_are_told_in_the_pack_that_has_them(tmp_path: Pa
     assert partial_text(made, part="", gpus=("gfx90a", "gfx942"), of=OF) == "1 kernels known bad"
 
 
-def test_a_limit_is_told_in_every_pack(tmp_path: Path) -> None:
+def test_pack_of_limited_build_has_partial_note(tmp_path: Path) -> None:
     made = images(tmp_path / "i", [entry("a", "gfx942", "amd-gfx942")], packs=("amd-gfx942",), rules=9, partial=True)
     assert read(lay(tmp_path, made, ("gfx942",)) / "amd-gfx942" / "__partial__")["partial"] is True
     assert partial_text(made, part="limit 1", gpus=("gfx942",), of=OF) == "1 of 9 kernels (limit 1)"
 
 
-def test_a_family_pack_without_all_of_its_gpus_is_a_part(tmp_path: Path) -> None:
+def test_family_pack_without_all_gpus_has_partial_note(tmp_path: Path) -> None:
     made = images(
         tmp_path / "i", [entry("a", "gfx1200", "amd-gfx120x")], packs=("amd-gfx120x",), rules=1, partial=False
     )
@@ -109,13 +109,13 @@ def test_a_family_pack_without_all_of_its_gpus_is_a_part(tmp_path: Path) -> None
     assert lacking(("gfx1200", "gfx1201", "gfx942"), OF) == {}
 
 
-def test_a_gpu_that_upstreams_generator_passes_over_is_told() -> None:
+def test_gpu_without_planned_kernels_is_refused() -> None:
     require_gpus(("gfx942",), {"gfx942", "gfx950"})
     with refused("gpu-not-in-aotriton", "gfx1103"):
         require_gpus(("gfx1103", "gfx942"), {"gfx942"})
 
 
-def test_two_campaigns_over_the_same_objects_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_campaigns_over_same_objects_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, order = Cache(tmp_path), []
     monkeypatch.setattr(lock, "PATIENCE", 0.1)
 
@@ -133,7 +133,7 @@ def test_two_campaigns_over_the_same_objects_take_turns(tmp_path: Path, monkeypa
     assert order == ["first", folder.name]
 
 
-def test_a_plan_is_not_written_through_links_that_a_packer_left(tmp_path: Path) -> None:
+def test_plan_is_not_written_through_symlinks(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".profile").write_text("of the user")
     (tmp_path / "built" / "plan" / "sub").mkdir(parents=True)
@@ -151,7 +151,7 @@ def test_a_plan_is_not_written_through_links_that_a_packer_left(tmp_path: Path) 
     assert (folder / "sub" / "file").read_text() == "of the tree"
 
 
-def test_what_a_store_alone_gave_is_kept_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_is_kept_if_only_kernel_store_supplied_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, facts = make_rule("k"), {"triton": "3.7.1"}
     known: list[tuple[Entry, ...]] = []
     (tmp_path / "plan").mkdir()

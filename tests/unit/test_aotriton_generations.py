@@ -1,4 +1,4 @@
-"""catalog.aotriton_generations: what each AOTriton release plans and packs, and what is refused before a fetch."""
+"""catalog.aotriton_generations: the plans and packs of each AOTriton release, and refusals before a fetch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RELEASES = aotriton_releases()
 
 
 @pytest.mark.parametrize("row", RELEASES, ids=lambda row: row.name)
-def test_every_release_says_how_it_plans_and_whether_it_can_be_built(row: AotritonRelease) -> None:
+def test_each_release_has_generation_and_is_buildable_or_refused(row: AotritonRelease) -> None:
     name, gpus = row.name, row.gpus
     generation = generation_of(name)
     assert set(gpus) <= set(generation.gpus) <= set(known_gpus())
@@ -57,11 +57,11 @@ def test_every_release_says_how_it_plans_and_whether_it_can_be_built(row: Aotrit
             with refused("aotriton-two-tritons") as refusal:
                 refuse(name, gpus)
             assert set(refusal.value.why.split()) & set(generation.triton_for.values())
-    # Only of releases whose tree was never read is it not known.
+    # The databases of a release are unknown if its tag is not verified, because its tree was never read.
     assert bool(databases_of(name)) == (row.tag_certainty == "verified")
 
 
-def test_kernels_of_another_compiler_are_left_out_by_name(tmp_path: Path) -> None:
+def test_foreign_kernels_must_be_excluded_by_name(tmp_path: Path) -> None:
     with refused("aotriton-other-compiler"):
         refuse("0.14b", ("gfx942",))
     refuse("0.14b", ("gfx942",), without=("flydsl",))
@@ -74,13 +74,13 @@ def test_kernels_of_another_compiler_are_left_out_by_name(tmp_path: Path) -> Non
     assert foreign_in(tmp_path) == ("flydsl",)
 
 
-def test_kernels_are_as_many_as_were_counted() -> None:
+def test_generation_knows_number_of_kernels_by_gpu() -> None:
     assert generation_of("0.11b").kernels(("gfx942",)) == 15647
     assert generation_of("0.13b").kernels(("gfx942", "gfx1201")) == 19001 + 23883
     assert generation_of("0.8b").kernels(("gfx942",)) is None, "its generator was not counted"
 
 
-def test_a_gpu_of_another_release_is_refused_before_all_else() -> None:
+def test_gpu_that_release_does_not_support_is_refused() -> None:
     with refused("gpu-not-in-aotriton", "gfx1201"):
         refuse("0.7.1b", ("gfx942", "gfx1201"))
     with pytest.raises(UnsupportedError) as left_out:
@@ -104,7 +104,7 @@ set(AOTRITON_VERSION_PATCH_INT {patch})
 """
 
 
-def test_a_whole_tree_of_an_older_generator_is_not_called_incomplete(tmp_path: Path) -> None:
+def test_generation_is_found_by_generator_and_version_of_tree(tmp_path: Path) -> None:
     old = tree_of(tmp_path / "old", "v2src/CMakeLists.txt", "v2python/generate_compile.py", "tritonsrc/flash.py")
     assert generator_in(old) == "v2python"
     with pytest.raises(UnsupportedError) as caught:
@@ -132,7 +132,7 @@ def test_a_whole_tree_of_an_older_generator_is_not_called_incomplete(tmp_path: P
     assert "v3src/CMakeLists.txt" in lacking.value.what
 
 
-def test_a_database_that_is_missing_empty_or_of_another_release_is_refused(tmp_path: Path) -> None:
+def test_missing_empty_or_foreign_database_is_refused(tmp_path: Path) -> None:
     tree_of(tmp_path, "v2python/generate_compile.py", "v2python/autotune_config.py")
     (row,) = databases_of("0.7.1b")
     with pytest.raises(SourceError) as missing:
@@ -151,7 +151,7 @@ def test_a_database_that_is_missing_empty_or_of_another_release_is_refused(tmp_p
     assert git_id(place) in refusal.value.why
 
 
-def test_a_database_that_the_user_gives_takes_the_place_of_the_trees(tmp_path: Path) -> None:
+def test_given_database_replaces_database_of_tree(tmp_path: Path) -> None:
     tree = tree_of(tmp_path / "t", "v2python/generate_compile.py", "v2python/autotune_config.py")
     given = tmp_path / "given.sqlite3"
     given.write_text("a database")
@@ -167,7 +167,7 @@ def test_a_database_that_the_user_gives_takes_the_place_of_the_trees(tmp_path: P
         check_databases(tree, "", given)
 
 
-def test_a_tree_between_releases_may_pack_its_database_and_lack_a_later_one(tmp_path: Path) -> None:
+def test_unreleased_tree_must_contain_databases_that_it_needs(tmp_path: Path) -> None:
     tree = tree_of(tmp_path / "t", "v3python/generate.py", "v3python/rules/tuning_database.sqlite3")
     cmake = tree / "CMakeLists.txt"
     cmake.write_text(VERSION.format(minor=11, patch=0))
@@ -182,7 +182,7 @@ def test_a_tree_between_releases_may_pack_its_database_and_lack_a_later_one(tmp_
         check_databases(tree, "")
 
 
-def test_a_database_of_another_release_is_refused_before_the_tree_is_fetched(tmp_path: Path) -> None:
+def test_plan_refuses_database_of_another_release(tmp_path: Path) -> None:
     given = tmp_path / "given.sqlite3"
     given.write_bytes(b"SQLite format 3\0")
     request = make_request(
@@ -192,7 +192,7 @@ def test_a_database_of_another_release_is_refused_before_the_tree_is_fetched(tmp
         AotritonStage().plan(request, {})
 
 
-def test_a_packed_database_stays_the_file_that_has_the_id(tmp_path: Path) -> None:
+def test_fetch_does_not_unpack_packed_database(tmp_path: Path) -> None:
     given = tmp_path / "tuning_database.sqlite3.tar.xz"
     with tarfile.open(given, "w:xz") as archive:
         archive.add(tree_of(tmp_path / "t") / "CMakeLists.txt", "tuning_database.sqlite3")
@@ -202,7 +202,7 @@ def test_a_packed_database_stays_the_file_that_has_the_id(tmp_path: Path) -> Non
     assert git_id(fetch_for(request, source).path) == git_id(given)
 
 
-def test_a_gpu_that_a_tree_of_no_release_does_not_name_is_refused(tmp_path: Path) -> None:
+def test_gpu_that_unreleased_tree_does_not_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "v3python").mkdir()
     refuse_gpus_not_in(tmp_path, "v3python", ("gfx1103",))
     (tmp_path / "v3python/gpu_targets.py").write_text("GPUS = ('gfx942_mod0', 'gfx1100_mod0', 'gfx11030')\n")
@@ -211,7 +211,7 @@ def test_a_gpu_that_a_tree_of_no_release_does_not_name_is_refused(tmp_path: Path
         refuse_gpus_not_in(tmp_path, "v3python", ("gfx942", "gfx1103"))
 
 
-def test_an_id_is_the_one_that_git_gives(tmp_path: Path) -> None:
+def test_git_id_equals_id_of_git_write_tree(tmp_path: Path) -> None:
     top = tmp_path / "t"
     tree_of(top, "a.b/file", "a/deep/file", "a-b")
     (top / "run").write_text("#!/bin/sh\n")
@@ -226,8 +226,8 @@ def test_an_id_is_the_one_that_git_gives(tmp_path: Path) -> None:
     assert git_id(top) == of_git == expected
 
 
-def test_packs_are_those_of_the_release_and_not_of_the_table_of_gpus() -> None:
-    """0.11b has one pack for gfx1100 and gfx1150, which later releases divide."""
+def test_packs_follow_generation_and_not_gpu_table() -> None:
+    """AOTriton 0.11b has one pack for gfx1100 and gfx1150; later releases have two."""
     old = generation_of("0.11b")
     assert gpus_by_pack(("gfx1100", "gfx1150"), old) == {"amd-gfx11xx": ["gfx1100", "gfx1150"]}
     every = tuple(sorted(gpu for gpus in old.packs.values() for gpu in gpus))

@@ -1,4 +1,4 @@
-"""stages.aotriton_inside: kernels laid out for a library that holds them, and incbin.h, which puts them in."""
+"""stages.aotriton_inside: the files of kernels for a library that contains them, and incbin.h, which embeds them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_line_of_the_plan_gets_an_object(tmp_path: Path) -> None:
     assert (ledger["partial"], kernel["out"], kernel["reason"]) == (True, "flash/a.hsaco", "no")
 
 
-def test_copies_are_packed_where_clusters_are_files(tmp_path: Path) -> None:
+def test_copies_are_in_cluster_and_get_same_object(tmp_path: Path) -> None:
     rows = [("a", "MI300X", 1), ("b", "MI300X", 2), ("c", "MI300X", 3)]
     folder = old_plan(tmp_path / "p", rows, clusters={"^F,False": ["a", "b", "c"]})
     of = generation_of("0.8b")
@@ -69,7 +69,7 @@ def test_copies_are_packed_where_clusters_are_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"some code", b""])
-def test_a_file_becomes_an_array(tmp_path: Path, content: bytes) -> None:
+def test_incbin_embeds_file_as_aligned_array(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "k^fp16@16.hsaco").write_bytes(content)
     (tmp_path / "a.cc").write_text(
         "#define INCBIN_PREFIX g_of_\n#define data_of(x) g_of_ ## x ## _data\n#include <incbin.h>\n"

@@ -1,4 +1,4 @@
-"""What AOTriton's library is called, what it rests on, and who may work on it."""
+"""AOTriton's library: its name, its inputs, and the inputs of its objects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_library_is_named_by_its_gpus(tmp_path: Path, gpus: tuple[str, ...], n
     assert name_of(SOURCE, AotritonDetails.of(request(tmp_path, *gpus)).gpus) == name
 
 
-def test_the_objects_are_the_same_for_more_gpus_and_for_a_triton_that_was_built_otherwise(tmp_path: Path) -> None:
+def test_objects_depend_on_layer_of_triton_and_not_on_gpus(tmp_path: Path) -> None:
     under = {"base": dependencies("base"), "triton": dependencies("triton")}
     one_gpu, two_gpus = request(tmp_path, "gfx942"), request(tmp_path, "gfx942", "gfx950")
     one, two = library(under, one_gpu), library(under, two_gpus)
@@ -60,7 +60,7 @@ def test_the_objects_are_the_same_for_more_gpus_and_for_a_triton_that_was_built_
     assert _objects(under, one_gpu, replace(one, dropped=("a.co",))) != _objects(under, one_gpu, one)
 
 
-def test_a_library_for_several_rocms_rests_on_their_headers_and_the_old_system(tmp_path: Path) -> None:
+def test_key_of_portable_library_depends_on_rocm_headers_and_sysroot(tmp_path: Path) -> None:
     under = {name: dependencies(name) for name in ("base", "sysroot", "hip", "triton")}
     portable = replace(request(tmp_path), glibc="2.31")
     both = library(under, portable)
@@ -73,7 +73,7 @@ def test_a_library_for_several_rocms_rests_on_their_headers_and_the_old_system(t
         assert _objects(changed, portable, both) == _objects(under, portable, both), "kernels know no HIP"
 
 
-def test_the_build_must_leave_one_library_for_each_rocm(tmp_path: Path) -> None:
+def test_library_of_each_rocm_must_exist(tmp_path: Path) -> None:
     folder = tmp_path / "rocm6" / "lib"
     folder.mkdir(parents=True)
     with refused("library-missing"):

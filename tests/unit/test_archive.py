@@ -29,7 +29,7 @@ DIGEST = sha256_bytes(CONTENT)
 
 @dataclass
 class Server:
-    """What the server does next, and what it was asked."""
+    """The behaviour of the server, and the requests that it received."""
 
     port: int = 0
     mode: str = "good"
@@ -127,7 +127,7 @@ def leftovers(store: Store) -> list[Path]:
     return list(store.partial.iterdir()) if store.partial.exists() else []
 
 
-def test_good(server: Server, store: Store) -> None:
+def test_archive_is_fetched_once_and_then_found_in_store(server: Server, store: Store) -> None:
     path = fetch(server, store)
     assert path.name == "a b.tar.xz"
     assert path.read_bytes() == CONTENT
@@ -145,21 +145,21 @@ def test_broken_connections_are_resumed(server: Server, store: Store) -> None:
 
 
 @pytest.mark.parametrize("mode", ["cut, no ranges", "wrong range", "no such range"])
-def test_servers_that_cannot_resume(server: Server, store: Store, mode: str) -> None:
+def test_download_restarts_if_server_cannot_resume(server: Server, store: Store, mode: str) -> None:
     server.mode = mode
     store.partial.mkdir(parents=True)
     (store.partial / DIGEST.removeprefix("sha256:")).write_bytes(CONTENT[:1000])
     assert fetch(server, store).read_bytes() == CONTENT
 
 
-def test_what_another_server_sent_is_replaced(server: Server, store: Store) -> None:
+def test_partial_file_of_another_server_is_replaced(server: Server, store: Store) -> None:
     store.partial.mkdir(parents=True)
     (store.partial / DIGEST.removeprefix("sha256:")).write_bytes(b"<html>" * 100)
     assert fetch(server, store).read_bytes() == CONTENT
     assert [wanted for _, wanted in server.asked] == ["bytes=600-", None]
 
 
-def test_truncated_for_good(server: Server, store: Store) -> None:
+def test_download_that_is_always_truncated_is_refused(server: Server, store: Store) -> None:
     server.mode = "stops"
     with refused("download-interrupted"):
         fetch(server, store)
@@ -175,7 +175,7 @@ def test_wrong_digest(server: Server, store: Store) -> None:
     assert not leftovers(store)
 
 
-def test_a_page_in_place_of_the_file(server: Server, store: Store) -> None:
+def test_html_page_instead_of_file_is_refused(server: Server, store: Store) -> None:
     server.mode = "page"
     with refused("file-digest-mismatch"):
         fetch(server, store)
@@ -189,7 +189,9 @@ def test_missing(server: Server, store: Store) -> None:
     assert "a=b" not in str(caught.value)
 
 
-def test_busy_server(server: Server, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_server_is_retried_and_then_reported(
+    server: Server, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.mode = "busy once"
     assert fetch(server, store).exists()
     server.mode = "busy"
@@ -208,16 +210,14 @@ def test_busy_server(server: Server, store: Store, monkeypatch: pytest.MonkeyPat
         ("/" + "%E2%82%AC" * 100 + ".tar", None),
     ],
 )
-def test_an_address_that_does_not_end_in_the_name_of_an_archive(
-    server: Server, store: Store, path: str, name: str | None
-) -> None:
+def test_file_name_is_derived_from_url(server: Server, store: Store, path: str, name: str | None) -> None:
     got = fetch_archive(server.url(path), DIGEST, store, offline=False)
     assert got.read_bytes() == CONTENT
     assert got.name == (name or got.name)
     assert got.suffix or name == "file"
 
 
-def test_redirects(server: Server, store: Store) -> None:
+def test_redirect_is_followed_and_bad_redirect_is_refused(server: Server, store: Store) -> None:
     server.mode = "redirect"
     assert fetch(server, store).exists()
     for mode in ("redirect to http", "redirect round", "redirect with a password"):
@@ -229,7 +229,7 @@ def test_redirects(server: Server, store: Store) -> None:
         fetch(server, store, "2" * 64)
 
 
-def test_too_large(server: Server, store: Store) -> None:
+def test_download_over_size_limit_is_refused(server: Server, store: Store) -> None:
     with refused("download-too-large"):
         fetch_archive(server.url(), DIGEST, store, offline=False, limit_bytes=1000)
     assert not leftovers(store)
@@ -260,13 +260,13 @@ def test_refused_urls(store: Store, url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_https_never_leads_to_plain_http() -> None:
+def test_loopback_http_is_refused_if_plain_is_not_allowed() -> None:
     with pytest.raises(SourceError):
         reach.check_http_url("http://127.0.0.1/x", plain_allowed=False)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/a.tar.xz", "http://nowhere.invalid/a.tar.xz"])
-def test_the_reason_is_not_the_text_of_a_library(url: str) -> None:
+def test_failure_reason_hides_exception_text_of_requests(url: str) -> None:
     reasons = archive._reason(_failure(url))
     assert reasons
     assert "Error" not in reasons
@@ -307,7 +307,7 @@ def test_a_mirror_may_be_a_folder(tmp_path: Path, scheme: str) -> None:
     assert not list((cache.store / "partial").glob("*"))
 
 
-def test_a_path_that_no_file_can_have_is_not_found_in_a_mirror(tmp_path: Path) -> None:
+def test_path_with_nul_in_folder_mirror_is_refused(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     spec = parse_source_spec(f"https://example.test/a/%00.whl#{DIGEST.replace(':', '=')}")
     mirrors = parse_mirrors([f"https://example.test/a/=file://{tmp_path}/"])

@@ -1,4 +1,4 @@
-"""llvm-config/archive_index.py: indexes without inline functions, on archives that this machine's compiler made."""
+"""llvm-config/archive_index.py: indexes without inline functions, of archives that the host's compiler made."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def contents(archive: Path) -> bytes:
 
 
 def index(archive: Path) -> Mapping[str, str]:
-    """Symbol to member, as binutils reads the index."""
+    """Return the member of each symbol, as binutils reads the index."""
     text = run("nm", "-s", archive, cwd=archive.parent).split("\n\n")[0]
     return {symbol: member for symbol, _, member in (line.partition(" in ") for line in text.splitlines()) if member}
 
 
-def test_inline_methods_leave_the_index_and_the_rest_links_and_runs(built: Path) -> None:
+def test_archive_without_inline_methods_in_index_links_and_runs(built: Path) -> None:
     archive = built / "it's lib" / "liball.a"
     before, members = index(archive), contents(archive)
     assert "_ZN5Shape4sideEv" in before
@@ -97,7 +97,7 @@ def test_inline_methods_leave_the_index_and_the_rest_links_and_runs(built: Path)
     gone = set(before) - set(after)
     assert "_ZN5Shape4sideEv" in gone
     assert gone <= {"_ZN5Shape4sideEv", "_ZN5Shape4areaEv", "_Z11free_inlinei"}
-    # The definition of what a header only declares is fetched from here.
+    # The index keeps this instantiation, because the header only declares it, so that users take it from the archive.
     assert "_ZN3BoxIiE5twiceEv" in after
     assert {"_Z6strongi", "_Z5otheri"} <= set(after)
     assert {name: before[name] for name in after} == after
@@ -110,7 +110,7 @@ def test_inline_methods_leave_the_index_and_the_rest_links_and_runs(built: Path)
     assert sorted(path.name for path in archive.parent.iterdir()) == ["liball.a"]
 
 
-def test_what_an_object_wants_stays_whatever_it_is(built: Path, module: ModuleType) -> None:
+def test_index_keeps_symbols_that_objects_need(built: Path, module: ModuleType) -> None:
     data = (built / "it's lib" / "liball.a").read_bytes()
     wanted = {b"_ZN5Shape4sideEv"}
     assert b"_ZN5Shape4sideEv" in module.with_short_index(data, wanted)[:2000]
@@ -126,7 +126,7 @@ def archive_of(folder: Path, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("broken", ["cut", "header", "index", "thin", "object"])
-def test_a_broken_archive_is_told_and_left_alone(built: Path, broken: str) -> None:
+def test_broken_archive_is_reported_and_unchanged(built: Path, broken: str) -> None:
     archive = built / "it's lib" / "liball.a"
     data = bytearray(archive.read_bytes())
     if broken == "cut":

@@ -1,4 +1,4 @@
-"""archives: what leaves the cache as plain files, and what their names say."""
+"""publish.plain_files: archives and wheels from the cache, and their names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def request_(tmp_path: Path) -> Request:
 
 
 def built(request: Request, name: str, image: str, files: Mapping[str, str], facts: Mapping[str, Any]) -> Record:
-    """The record of a finished stage with one layer, on a base."""
+    """Return the record of a finished stage with one layer on a base."""
     tree = request.cache.root / "made" / name
     for path, text in files.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def aotriton(
     return replace(made, inputs={**made.inputs, "select": "", "limit": limit}, sources=(source,))
 
 
-def test_llvm_is_named_as_upstream_names_it(request_: Request, tmp_path: Path) -> None:
+def test_llvm_archive_is_named_as_upstream(request_: Request, tmp_path: Path) -> None:
     prefix = "/usr/lib64/llvm-triton-10dc3a8e"
     one = built(
         request_, "llvm", "llvm-triton-10dc3a8e-debian13", {f"{prefix[1:]}/bin/FileCheck": "x"}, {"prefix": prefix}
@@ -99,7 +99,9 @@ def test_llvm_is_named_as_upstream_names_it(request_: Request, tmp_path: Path) -
     assert members(path) == {"llvm-10dc3a8e-debian13-x64/bin/FileCheck"}
 
 
-def test_what_is_there_is_not_packed_again(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_archives_are_not_packed_again(
+    request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, out = aotriton(request_), tmp_path / "out"
     first = write_archives(request_.cache, [one], out)
     content = [path.read_bytes() for path in first]
@@ -124,7 +126,7 @@ def test_what_is_there_is_not_packed_again(request_: Request, tmp_path: Path, mo
     assert [path.read_bytes() for path in first] == content
 
 
-def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_path: Path) -> None:
+def test_aotriton_gets_archive_of_library_and_one_per_pack(request_: Request, tmp_path: Path) -> None:
     paths = write_archives(request_.cache, [aotriton(request_)], tmp_path)
     assert [path.name for path in paths] == [
         f"aotriton-30ae96716b3e-debian13_x86_64-hip5.7-{ALL}-shared.tar.gz",
@@ -142,7 +144,7 @@ def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_p
     }
 
 
-def test_a_library_for_several_rocms_is_an_archive_for_each(request_: Request, tmp_path: Path) -> None:
+def test_portable_library_gets_one_archive_per_rocm(request_: Request, tmp_path: Path) -> None:
     top, facts = "usr/lib64/aotriton-30ae9671", aotriton(request_).facts
     files = {f"{top}/rocm{one}/lib/libaotriton_v2.so": one for one in "67"}
     files |= {f"{top}/lib/aotriton.images/{pack}/__signature__": "{}" for pack in facts["packs"]}
@@ -159,7 +161,7 @@ def test_a_library_for_several_rocms_is_an_archive_for_each(request_: Request, t
     assert all(one.startswith("aotriton/lib/aotriton.images/amd-gfx942/") for one in members(paths[3]))
 
 
-def test_a_part_and_known_bad_kernels_show_in_the_name(request_: Request, tmp_path: Path) -> None:
+def test_name_shows_partial_build_and_known_bad_kernels(request_: Request, tmp_path: Path) -> None:
     one = aotriton(request_, {"done": 7, "failed": 1, "timed_out": 1}, limit=7)
     paths = write_archives(request_.cache, [one], tmp_path)
     assert paths[2].name == "aotriton-30ae96716b3e-images-partial-knownbad2-amd-gfx942.tar.gz"
@@ -168,7 +170,7 @@ def test_a_part_and_known_bad_kernels_show_in_the_name(request_: Request, tmp_pa
     assert path.name == f"aotriton-30ae96716b3e-debian13_x86_64-hip5.7-{ALL}-partial-knownbad2-shared.tar.gz"
 
 
-def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Request, tmp_path: Path) -> None:
+def test_name_of_pack_without_all_gpus_lists_its_gpus(request_: Request, tmp_path: Path) -> None:
     one = aotriton(request_)
     more = {
         "gpus": ["gfx1100", "gfx1102", "gfx942"],
@@ -183,7 +185,7 @@ def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Req
     ]
 
 
-def test_known_bad_kernels_count_for_the_pack_that_has_them(request_: Request, tmp_path: Path) -> None:
+def test_known_bad_kernels_are_in_name_of_their_pack_only(request_: Request, tmp_path: Path) -> None:
     one = aotriton(request_, {"done": 7, "failed": 2, "timed_out": 0})
     one = replace(one, facts={**one.facts, "known_bad_by_pack": {"amd-gfx110x": 2}})
     assert [path.name for path in write_archives(request_.cache, [one], tmp_path)][1:] == [
@@ -192,7 +194,7 @@ def test_known_bad_kernels_count_for_the_pack_that_has_them(request_: Request, t
     ]
 
 
-def test_a_checkout_has_no_commit_in_its_name(request_: Request, tmp_path: Path) -> None:
+def test_archive_of_checkout_is_named_by_its_tree(request_: Request, tmp_path: Path) -> None:
     paths = write_archives(request_.cache, [aotriton(request_, kind="local")], tmp_path)
     assert paths[2].name == "aotriton-tree30ae96716b3e-images-amd-gfx942.tar.gz"
 
@@ -208,7 +210,7 @@ def test_an_archive_of_a_known_commit_has_the_commit_in_its_name(request_: Reque
     assert paths[2].name == f"aotriton-{known.commit[:12]}-images-amd-gfx942.tar.gz"
 
 
-def test_a_wheel_of_our_own_is_written_and_one_of_the_index_is_not(request_: Request, tmp_path: Path) -> None:
+def test_built_wheel_is_written_and_wheel_of_pypi_is_not(request_: Request, tmp_path: Path) -> None:
     wheel = tmp_path / "triton-3.6.0-cp313-cp313-linux_x86_64.whl"
     wheel.write_bytes(b"wheel")
     digest = sha256_file(wheel)
@@ -228,7 +230,7 @@ def test_a_wheel_of_our_own_is_written_and_one_of_the_index_is_not(request_: Req
     assert write_archives(request_.cache, [of_index], tmp_path / "out") == []
 
 
-def test_a_folder_is_tried_before_hours_of_building(tmp_path: Path) -> None:
+def test_unusable_output_folder_is_refused(tmp_path: Path) -> None:
     check_folder("llvm", tmp_path / "out with 'quotes'" / "files", {})
     assert list((tmp_path / "out with 'quotes'" / "files").iterdir()) == []
     (tmp_path / "file").touch()
@@ -240,8 +242,8 @@ def test_a_folder_is_tried_before_hours_of_building(tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
-def test_a_folder_in_a_source_is_refused_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its wheel would be an input of the next build."""
+def test_output_folder_in_source_is_refused_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel in the source would be an input of the next build."""
     tree = tmp_path / "triton"
     tree.mkdir()
     (tmp_path / "link").symlink_to(tree)
@@ -253,5 +255,5 @@ def test_a_folder_in_a_source_is_refused_before_it_is_made(tmp_path: Path, monke
             check_folder("triton", folder, sources)
     assert tree_digest(tree) == before
     check_folder("triton", tmp_path / "triton-files", sources)
-    # LLVM takes the pin of such a checkout and none of its files.
+    # LLVM takes only its pin from a checkout, so the folder may be in the source.
     check_folder("llvm", Path("out/files"), sources)

@@ -1,4 +1,4 @@
-"""Which Triton and LLVM are meant: the order of the places that name one, and what is in the folder."""
+"""The choice of Triton and LLVM: the precedence of options, and the effect of the current folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UPSTREAM = "https://github.com/triton-lang/triton"
 
 @dataclass
 class Here:
-    """A folder to work in."""
+    """The current folder of a test."""
 
     folder: Path
 
@@ -35,7 +35,7 @@ class Here:
         return done.exit_code, json.loads(done.stdout or "{}"), done.stderr
 
     def llvm(self, *words: str, env: dict[str, str] | None = None) -> tuple[str, str, str]:
-        """What `plan llvm` names: commit, repository, and what it said beside."""
+        """Return the commit and the repository that `plan llvm` names, and its standard error."""
         code, found, said = self.call("plan", "llvm", *words, env=env)
         assert code == 0, said
         (source,) = found["stages"][-1]["sources"]
@@ -48,7 +48,7 @@ class Here:
         return str(rows["triton"]["sources"][0]["ref"])
 
     def checkout(self, **changes: str) -> str:
-        """This folder becomes a checkout of Triton; its commit."""
+        """Make the folder a checkout of Triton, and return its commit."""
         return triton_repository(self.folder, **{"version": "3.6.0", "llvm": V36.llvm, "tag": "v3.6.0", **changes})
 
 
@@ -65,7 +65,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 
 
 def stage(found: Any, name: str) -> Any:
-    """A stage of a plan, by its name."""
+    """Return a stage of a plan by its name."""
     (row,) = [row for row in found["stages"] if row["name"] == name]
     return row
 
@@ -89,7 +89,7 @@ def test_a_pin_that_lies_here_is_used_when_it_is_named_and_only_then(here: Here,
     pin(here.folder / Path(name).parent, V36.llvm, Path(name).name)
     (here.folder / Path(name).parent / "llvm-build-info.json").unlink()
     assert here.llvm("--triton", name)[:2] == (V36.llvm, V36.repository)
-    # The same work as by the version that pins it.
+    # The pin and the version with this pin result in the same plan.
     by_pin = here.call("plan", "llvm", "--triton", name)[1]["stages"][-1]
     by_version = here.call("plan", "llvm", "--triton", "3.6.0")[1]["stages"][-1]
     assert by_pin == by_version
@@ -104,8 +104,8 @@ def test_a_pin_that_lies_here_is_used_when_it_is_named_and_only_then(here: Here,
         ("llvm-hash.txt", b" " * 70000),
     ],
 )
-def test_a_pin_that_cannot_be_read_is_named(here: Here, name: str, content: bytes | None) -> None:
-    """Any other LLVM than the one that the folder says would be the wrong one."""
+def test_unreadable_pin_is_refused_by_name(here: Here, name: str, content: bytes | None) -> None:
+    """Any LLVM other than the one that the folder pins would be wrong."""
     here.checkout()
     shutil.rmtree(here.folder / "cmake")
     file = here.folder / name
@@ -142,17 +142,17 @@ def test_a_checkout_is_what_is_built_when_it_is_named_and_only_then(here: Here) 
     code, found, said = here.call("plan", "triton", "--triton", ".")
     assert code == 0
     assert stage(found, "llvm")["image"] == f"llvm-triton-{V36.llvm[:8]}"
-    # The LLVM is one's own, the Triton the folder's.
+    # --source selects another LLVM, and the Triton is still that of the folder.
     llvm = f"llvm=https://github.com/llvm/llvm-project@{UNKNOWN}"
     assert here.triton("--triton", ".", "--source", llvm).startswith("local:")
-    # A checkout that lacks what is built is not a reason to build another Triton.
+    # An incomplete checkout is refused, because no other Triton may replace it.
     (here.folder / "setup.py").unlink()
     code, _, said = here.call("plan", "triton", "--triton", ".")
     assert code == 5
     assert "setup.py" in said
 
 
-def test_the_order_of_the_places(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_precedes_environment_and_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.checkout()
     file = here.folder / "t.toml"
     env = {"TOOLCHAIN_TRITON": "3.8.0"}
@@ -176,7 +176,7 @@ def test_the_order_of_the_places(here: Here, monkeypatch: pytest.MonkeyPatch) ->
     assert here.call("plan", "triton", "--triton", "3.7.1")[0] == 4
 
 
-def test_a_folder_names_versions_and_nothing_else(here: Here) -> None:
+def test_checkout_supplies_versions_and_no_options(here: Here) -> None:
     here.checkout()
     (here.folder / "cmake" / "llvm-info.json").write_text(
         json.dumps({"llvm_hash": V36.llvm, "allow-binary": ["triton-wheel"], "reuse-from": "oci:evil", "key": "k"})
@@ -188,7 +188,7 @@ def test_a_folder_names_versions_and_nothing_else(here: Here) -> None:
     assert "evil" not in said
 
 
-def test_a_pin_file_names_an_llvm_and_no_triton(here: Here, tmp_path: Path) -> None:
+def test_pin_file_selects_llvm_and_cannot_build_triton(here: Here, tmp_path: Path) -> None:
     pin(tmp_path / "pins", V36.llvm)
     file = str(tmp_path / "pins" / "llvm-hash.txt")
     assert here.llvm("--triton", file)[0] == V36.llvm
@@ -200,7 +200,7 @@ def test_a_pin_file_names_an_llvm_and_no_triton(here: Here, tmp_path: Path) -> N
         assert here.call("plan", "llvm", "--triton", file, *other)[0] == 4
 
 
-def test_what_stands_beside_a_version_is_compared_with_it(here: Here, tmp_path: Path) -> None:
+def test_version_is_compared_with_other_options_for_triton(here: Here, tmp_path: Path) -> None:
     tree = tmp_path / "triton"
     head = triton_repository(tree, version="3.6.0", llvm=V36.llvm, tag="v3.6.0")
     release = aotriton_release("0.13b")
@@ -219,7 +219,7 @@ def test_what_stands_beside_a_version_is_compared_with_it(here: Here, tmp_path: 
     for value, other in bad:
         code, _, said = here.call("plan", "triton", "--triton", value, *beside[other])
         assert code == 4, (value, other, said)
-    # The version is the same and the LLVM another: main calls itself by the last release for months.
+    # The version is the same, but the LLVM differs, because main has the version of the last release for months.
     triton_repository(tree, version="3.6.0", llvm=V38.llvm, tag="v3.6.0")
     assert here.call("plan", "triton", "--triton", "3.6.0", *beside["path"])[0] == 4
     shutil.rmtree(tree / "cmake")
@@ -229,8 +229,8 @@ def test_what_stands_beside_a_version_is_compared_with_it(here: Here, tmp_path: 
     assert "[triton-version-unproved]" in said
 
 
-def test_a_file_names_what_lies_beside_it(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another pin of the same name in the current folder must not come in its place."""
+def test_path_in_configuration_is_relative_to_its_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pin of the same name in the current folder must not replace it."""
     beside = here.folder.parent / "conf"
     pin(beside, V36.llvm)
     (beside / "toolchain.toml").write_text('triton = "llvm-hash.txt"\n')
@@ -239,8 +239,8 @@ def test_a_file_names_what_lies_beside_it(here: Here, monkeypatch: pytest.Monkey
     assert json.loads(done.stdout)["stages"][-1]["sources"][0]["ref"] == V36.llvm, done.stderr
 
 
-def test_sources_of_all_places_are_joined_by_name(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line wins for the name that it has, and takes no other source away."""
+def test_sources_from_all_origins_are_merged_by_name(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line replaces the source of the same name, and removes no other source."""
     llvm, triton = f"llvm=https://github.com/{V36.repository}@{V36.llvm}", f"triton={UPSTREAM}@{COMMIT}"
     (here.folder / "t.toml").write_text(f'source = ["{llvm}", "{triton}"]\n')
     monkeypatch.setenv("TOOLCHAIN_CONFIG", "t.toml")
@@ -261,7 +261,7 @@ def test_sources_of_all_places_are_joined_by_name(here: Here, monkeypatch: pytes
     assert (ref, commit, "TOOLCHAIN_SOURCE" in said) == (UNKNOWN, V37.commit, True)
 
 
-def test_a_folder_that_is_gone(here: Here) -> None:
+def test_deleted_current_folder_is_refused(here: Here) -> None:
     gone = here.folder / "gone"
     gone.mkdir()
     os.chdir(gone)
@@ -271,7 +271,7 @@ def test_a_folder_that_is_gone(here: Here) -> None:
     assert (code, found["id"]) == (3, "current-folder-deleted")
 
 
-def test_a_plan_says_what_is_not_sure_and_what_the_build_will_refuse(here: Here) -> None:
+def test_plan_warns_of_inferred_llvm_and_binary_that_build_refuses(here: Here) -> None:
     asked = ("plan", "aotriton", "--aotriton", "0.13b", "--gpu", "gfx942")
     assert "inferred" in here.call(*asked)[2]
     named = ("--source", f"llvm=https://github.com/llvm/llvm-project@{V36.llvm}")

@@ -36,15 +36,15 @@ SUBJECT = attest.subjects("thing", [f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"])
 TOP = Path(__file__).resolve().parents[2]
 
 
-def test_what_is_signed_is_as_dsse_says() -> None:
-    # The example of the DSSE protocol's own text.
+def test_signed_bytes_match_example_of_dsse() -> None:
+    # The example is from the text of the DSSE protocol.
     assert dsse.pae("http://example.com/HelloWorld", b"hello world") == (
         b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
     )
 
 
 @pytest.mark.parametrize("make", [ed25519_signer, p256_signer])
-def test_signing_and_checking(make: Any) -> None:
+def test_signature_is_valid_only_for_its_key_and_content(make: Any) -> None:
     signer, other = make(), make()
     envelope = dsse.sign({"b": 1, "a": "ä"}, signer)
     assert envelope == dsse.sign({"b": 1, "a": "ä"}, signer), "otherwise a second publish would attach it again"
@@ -58,7 +58,7 @@ def test_signing_and_checking(make: Any) -> None:
     assert not changed.signed_by(signer.public)
     retyped = dsse.Envelope("application/json", back.payload, back.signatures)
     assert not retyped.signed_by(signer.public)
-    # Whoever claims another's key id gains nothing by it.
+    # A signature under another key's id is invalid, because it is checked with that key.
     claimed = dsse.Envelope(back.payload_type, back.payload, ((other.public.id, back.signatures[0][1]),))
     assert not claimed.signed_by(other.public)
 
@@ -77,19 +77,19 @@ def test_signing_and_checking(make: Any) -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_envelope(content: bytes) -> None:
+def test_malformed_envelope_is_refused(content: bytes) -> None:
     with pytest.raises(UntrustedError):
         dsse.read(content)
 
 
-def test_the_statement_of_an_sbom_of_100000_files_is_read() -> None:
+def test_statement_as_large_as_sbom_of_100000_files_is_read() -> None:
     statement = attest.statement([], "x", {"files": "x" * 75_000_000})
     envelope = dsse.sign(statement, ed25519_signer())
     for back in (dsse.read(envelope.as_bytes()), dsse.from_bundle(canonical({"dsseEnvelope": envelope.as_json()}))):
         assert opened(back) == statement
 
 
-def test_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_key_is_private_and_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOOLCHAIN_KEY_PASSPHRASE", raising=False)
     path = tmp_path / "my 'keys'" / "key"
     path.parent.mkdir()
@@ -106,8 +106,8 @@ def test_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         new_key(path)
 
 
-def test_a_key_gets_no_folder(tmp_path: Path) -> None:
-    """As with ssh-keygen and cosign: a misspelt path is not a place for a secret."""
+def test_new_key_creates_no_folder(tmp_path: Path) -> None:
+    """ssh-keygen and cosign do not create one either, because a misspelt path is no place for a secret."""
     with refused("output-unwritable"):
         new_key(tmp_path / "my keys" / "key")
     for name in ("", "/"):
@@ -120,7 +120,7 @@ def test_a_key_gets_no_folder(tmp_path: Path) -> None:
     ("error", "told"),
     [(OSError(errno.ENOSPC, "No space left on device"), ConfigError), (KeyboardInterrupt(), KeyboardInterrupt)],
 )
-def test_half_of_a_pair_is_not_left(
+def test_failed_key_pair_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: type[BaseException]
 ) -> None:
     def fails(*_: object, **__: object) -> None:
@@ -132,7 +132,7 @@ def test_half_of_a_pair_is_not_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_key_with_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_with_passphrase_is_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLCHAIN_KEY_PASSPHRASE", "open sesame")
     made = new_key(tmp_path / "key")
     assert b"ENCRYPTED" in (tmp_path / "key").read_bytes()
@@ -144,7 +144,7 @@ def test_a_key_with_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "sesame" not in str(caught.value)
 
 
-def test_a_passphrase_of_any_bytes_and_one_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passphrase_may_be_any_bytes_but_not_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLCHAIN_KEY_PASSPHRASE", os.fsdecode(b"\xff"))
     assert new_key(tmp_path / "key").id == load_signer(tmp_path / "key").public.id
     monkeypatch.setenv("TOOLCHAIN_KEY_PASSPHRASE", "x" * 1024)
@@ -161,7 +161,7 @@ def pem(key: Any) -> bytes:
 
 @contextlib.contextmanager
 def piped(content: bytes) -> Iterator[Path]:
-    """A path that gives `content` once, as a process substitution of a shell does."""
+    """Yield a path that supplies `content` once, as a process substitution of a shell does."""
     reading, writing = os.pipe()
     os.write(writing, content)
     os.close(writing)
@@ -172,7 +172,7 @@ def piped(content: bytes) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("secret", ["", "open sesame"])
-def test_a_key_that_comes_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+def test_key_is_read_from_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
     monkeypatch.setenv("TOOLCHAIN_KEY_PASSPHRASE", secret)
     made = new_key(tmp_path / "key")
     both: tuple[Callable[[Path], PublicKey], ...] = (lambda path: load_signer(path).public, load_public)
@@ -197,7 +197,7 @@ COSIGN = "-----BEGIN ENCRYPTED {} PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED {} 
     ],
     ids=["empty", "public", "sigstore", "encrypted", "openssh"],
 )
-def test_what_is_no_private_key_is_told(
+def test_invalid_private_key_is_refused_with_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, fix: str
 ) -> None:
     monkeypatch.delenv("TOOLCHAIN_KEY_PASSPHRASE", raising=False)
@@ -211,7 +211,7 @@ def test_what_is_no_private_key_is_told(
             load_public(path)
 
 
-def test_keys_of_other_kinds(tmp_path: Path) -> None:
+def test_unsupported_kind_of_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(pem(ec.generate_private_key(ec.SECP384R1())))
     with refused("key-kind"):
@@ -228,13 +228,13 @@ def test_keys_of_other_kinds(tmp_path: Path) -> None:
         load_public(tmp_path / "none")
 
 
-def test_a_private_key_is_not_shown() -> None:
+def test_repr_of_signer_hides_private_key() -> None:
     signer = ed25519_signer()
     assert base64.b64encode(signer.key.private_bytes_raw()).decode() not in repr(signer)  # type: ignore[union-attr]
 
 
-def test_openssl_agrees(tmp_path: Path) -> None:
-    """The commands of docs/trust.md: no one needs this tool to check a signature."""
+def test_openssl_verifies_signature(tmp_path: Path) -> None:
+    """The test runs the commands of docs/trust.md, with which users check a signature without the tool."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is NOT INSTALLED: that others can check a signature is not tested")
     for signer, words in ((ed25519_signer(), ["-rawin"]), (p256_signer(), ["-rawin", "-digest", "sha256"])):
@@ -254,7 +254,7 @@ def test_openssl_agrees(tmp_path: Path) -> None:
 # Provenance
 
 
-def test_a_provenance_says_it_all() -> None:
+def test_provenance_has_sources_base_times_and_probe() -> None:
     said = attest.provenance(image_facts(), SUBJECT)
     assert said["_type"] == "https://in-toto.io/Statement/v1"
     assert said["predicateType"] == "https://slsa.dev/provenance/v1"
@@ -275,15 +275,15 @@ def test_a_provenance_says_it_all() -> None:
     assert "/root/place" not in canonical(said).decode()
 
 
-def test_the_start_of_a_build_elsewhere_is_not_computed() -> None:
-    """A base from a bundle has no times, and the bundle's author chose how long the build took."""
+def test_start_of_imported_build_is_not_computed() -> None:
+    """A base from a bundle has no times, and its author chose the value of `total_seconds`."""
     base = image_facts(started=None, finished=None, facts={"total_seconds": 1e12})
     metadata = attest.provenance(base, SUBJECT)["predicate"]["runDetails"]["metadata"]
     assert metadata["startedOn"] == metadata["finishedOn"]
 
 
 def test_the_build_type_is_documented() -> None:
-    """A documentation address, once the project has one, belongs into the constant."""
+    """BUILD_TYPE must be an address of the documentation once the project has one."""
     urls = tomllib.loads((TOP / "pyproject.toml").read_text())["project"].get("urls", {})
     home = urls.get("Documentation")
     assert (f"{home.rstrip('/')}/trust/#build-type" if home else "urn:toolchain:build:v1") == attest.BUILD_TYPE
@@ -296,15 +296,15 @@ def test_the_build_type_is_documented() -> None:
     assert f"`{attest.BUILD_TYPE}`" in section
 
 
-def test_a_checkout_has_no_digest_of_a_file() -> None:
+def test_checkout_has_tree_digest_in_provenance() -> None:
     row: dict[str, Any] = {"name": "llvm", "ref": "local:x", "repository": "local", "digest": f"sha256:{'4' * 64}"}
     row |= {"kind": "local", "license": "", "locked": True, "patches": []}
     said = attest.provenance(image_facts(sources=[row]), SUBJECT)
     assert said["predicate"]["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"toolchainTree": "4" * 64}
 
 
-def test_the_request_names_the_sources_of_the_stages_below() -> None:
-    """What makes kernels is their Triton too, and a checkout is named by its tree."""
+def test_request_names_sources_of_dependencies() -> None:
+    """Kernels depend on the source of their Triton too, and a checkout is named by the digest of its tree."""
     wheel = {"name": "triton", "ref": "pypi:triton==3.7.1", "repository": "pypi", "digest": f"sha256:{'1' * 64}"}
     tree = {"name": "flash-attn", "ref": "local:mine", "repository": "local", "digest": f"sha256:{'2' * 64}"}
     rest: dict[str, Any] = {"license": "", "locked": True, "patches": []}
@@ -326,7 +326,7 @@ def test_the_request_names_the_sources_of_the_stages_below() -> None:
     assert (str(inside.triton).split()[0], inside.llvm is not None) == ("3.7.1", True)
 
 
-def test_the_sources_of_a_commit_and_an_archive_as_options() -> None:
+def test_commit_and_archive_are_written_as_source_options() -> None:
     def spec(**row: Any) -> str:
         return attest.spec_of(RecordedSource(name="llvm", repository=LLVM, digest="d", locked=True, **row))
 

@@ -1,6 +1,6 @@
-"""A wheel as calls.py knows them: functions that launch Triton kernels, with as much of PyTorch as torch.py has."""
+"""A wheel as calls.py expects: its function launches Triton kernels, and uses only the PyTorch of torch.py."""
 
-# ruff: noqa: ANN001, ANN201, N803 - kernels, as people write them
+# ruff: noqa: ANN001, ANN201, N803 - Triton kernels have no annotations and use capitals for constants
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def broken(x, y):
 
 
 def attend(kind: str, dtype: str, seq: int) -> None:
-    """Forward launches one kernel, backward that and another."""
+    """Launch the kernel that `kind` names, or `scale`, followed by `delta` for `backward`."""
     if dtype == "fp8":
         raise RuntimeError("this device does not support fp8")
     if kind == "absent":
