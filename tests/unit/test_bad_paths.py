@@ -1,4 +1,4 @@
-"""Paths that cannot be used: each verb says so, with an exit code of its own, and nothing is replaced."""
+"""Unusable paths: each verb reports them with a specific exit code, and replaces nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG = "x" * 300
 
 
 def fails(words: list[str], code: int, *said: str) -> None:
-    """Run a verb in this process; what it says goes to standard error, and JSON to standard output."""
+    """Run a verb with --json in this process, and check its exit code and the texts of its error."""
     done = CliRunner().invoke(app, [*words, "--json"])
     assert done.exit_code == code, done.output
     error = json.loads(done.stdout)
@@ -46,15 +46,15 @@ def llvm(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("verb", "kind"), [("verify", "file"), ("inspect", "loop"), ("verify", "long")])
-def test_what_is_no_layout(tmp_path: Path, verb: str, kind: str) -> None:
+def test_path_that_is_no_layout_is_refused(tmp_path: Path, verb: str, kind: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     path = tmp_path / (LONG if kind == "long" else kind)
     fails([verb, f"oci:{path}"], 13, "cannot be read as an OCI layout")
 
 
-def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
-    """As root a file would take the place of /dev/null, or of /dev/stdout, which is a link."""
+def test_output_replaces_only_plain_files(tmp_path: Path) -> None:
+    """Root could otherwise replace /dev/null, or /dev/stdout, which is a link, with a file."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/null")
@@ -66,7 +66,7 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".folder*"))
 
 
-def test_a_patch_a_cache_and_an_archive_that_cannot_be(tmp_path: Path, llvm: Path) -> None:
+def test_unusable_patch_archive_and_pin_paths_are_refused(tmp_path: Path, llvm: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     asked = ["--source", f"llvm={llvm}", "--base", "debian13"]
     cache = ["--cache", os.fspath(tmp_path / "cache")]
@@ -76,7 +76,8 @@ def test_a_patch_a_cache_and_an_archive_that_cannot_be(tmp_path: Path, llvm: Pat
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "not UTF-8: \udcff"])
-def test_a_cache_whose_path_no_containerfile_can_contain(tmp_path: Path, llvm: Path, name: str) -> None:
+def test_cache_path_with_newline_or_invalid_utf8_is_refused(tmp_path: Path, llvm: Path, name: str) -> None:
+    """A Containerfile cannot contain such a path."""
     cache = ["--cache", os.fspath(tmp_path / name)]
     fails(["fetch", "llvm", "--source", f"llvm={llvm}", "--base", "debian13", *cache], 3, "line end")
     with pytest.raises(ConfigError) as caught:
@@ -87,7 +88,7 @@ def test_a_cache_whose_path_no_containerfile_can_contain(tmp_path: Path, llvm: P
 @pytest.mark.parametrize(
     "error", [RuntimeError("a mistake"), PermissionError(13, "Permission denied"), FileNotFoundError(2, "x", "y")]
 )
-def test_a_mistake_of_the_tool_s_own_is_not_hidden(error: Exception) -> None:
+def test_internal_error_is_not_handled(error: Exception) -> None:
     @handled
     def verb() -> None:
         raise error
@@ -97,7 +98,7 @@ def test_a_mistake_of_the_tool_s_own_is_not_hidden(error: Exception) -> None:
     assert caught.value is error
 
 
-def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -108,7 +109,7 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list(_login_files()) == []
 
 
-def test_a_disk_that_fails_while_a_file_is_read() -> None:
+def test_read_error_of_disk_exits_with_code_3() -> None:
     def reads() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -117,7 +118,7 @@ def test_a_disk_that_fails_while_a_file_is_read() -> None:
     assert caught.value.exit_code == 3
 
 
-def test_tables_nested_thousands_of_times(tmp_path: Path, llvm: Path) -> None:
+def test_deeply_nested_toml_tables_are_refused(tmp_path: Path, llvm: Path) -> None:
     deep = ".".join("a" * 3000)
     (tmp_path / "a.lock").write_text(f"schema = 1\nrequest.{deep} = 1\n")
     (tmp_path / "toolchain.toml").write_text(f"cache.{deep} = 1\n")
@@ -127,12 +128,12 @@ def test_tables_nested_thousands_of_times(tmp_path: Path, llvm: Path) -> None:
     assert (done.exit_code, "[config-bad-value]" in done.stderr) == (3, True)
 
 
-def test_a_path_with_a_nul(tmp_path: Path) -> None:
+def test_path_with_nul_is_refused(tmp_path: Path) -> None:
     (tmp_path / "toolchain.toml").write_text('lock-file = "a\\u0000b"\n')
     fails(["--config", os.fspath(tmp_path / "toolchain.toml"), "plan", "base"], 3, "--lock-file", "control character")
 
 
-def test_a_patch_whose_name_no_lock_can_hold(tmp_path: Path, llvm: Path) -> None:
+def test_patch_name_that_is_not_utf8_cannot_be_locked(tmp_path: Path, llvm: Path) -> None:
     patch = tmp_path / os.fsdecode(b"\xff.patch")
     patch.write_text("--- a/llvm/CMakeLists.txt\n+++ b/llvm/CMakeLists.txt\n@@ -0,0 +1 @@\n+# more\n")
     asked = ["--source", f"llvm={llvm}", "--patch", f"llvm={patch}", "--cache", os.fspath(tmp_path / "cache")]
@@ -142,8 +143,8 @@ def test_a_patch_whose_name_no_lock_can_hold(tmp_path: Path, llvm: Path) -> None
     assert not (tmp_path / "a.lock").exists()
 
 
-def test_a_prefetch_ends_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread ends by what no one expects of a fetch; whoever waits for a later source would wait for ever."""
+def test_prefetch_ends_after_unexpected_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error ends the thread, and a wait for a later source must still return."""
 
     def broken(*_: object, **__: object) -> None:
         raise ValueError("of no kind")
@@ -159,8 +160,8 @@ def test_a_prefetch_ends_whatever_happens(tmp_path: Path, monkeypatch: pytest.Mo
     prefetch.check()
 
 
-def test_a_patch_that_does_not_fit_a_checkout_shows_before_the_hours(tmp_path: Path) -> None:
-    """What else is wrong with a checkout may be mended until its stage is built."""
+def test_prefetch_refuses_patch_that_does_not_apply_to_checkout(tmp_path: Path) -> None:
+    """Other faults of a checkout are not reported, because the user may repair them until its stage is built."""
     checkout = tmp_path / "triton"
     checkout.mkdir()
     (checkout / "setup.py").write_text("x\n")
@@ -182,12 +183,12 @@ def test_a_patch_that_does_not_fit_a_checkout_shows_before_the_hours(tmp_path: P
 @pytest.mark.parametrize(
     "words", [("images", "--cache", ""), ("report", "x", "--out", ""), ("audit", ""), ("keygen", "")]
 )
-def test_an_empty_path_is_not_the_current_folder(words: tuple[str, ...]) -> None:
+def test_empty_path_is_refused(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, "empty" in done.output) == (2, True), done.output
 
 
-def test_a_path_that_is_no_file_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_that_names_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kernel.json").write_text("{}")
     cache = ("--cache", os.fspath(tmp_path / "cache"))
@@ -197,8 +198,8 @@ def test_a_path_that_is_no_file_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         write_atomically(Path(), b"")
 
 
-def test_an_unexpected_end_of_a_file_is_told_with_its_place() -> None:
-    """Typer takes EOFError for a prompt without an answer, and prints "Aborted." alone."""
+def test_eof_error_of_verb_becomes_runtime_error() -> None:
+    """Typer treats an EOFError as a prompt without an answer, and prints only "Aborted."."""
 
     def verb() -> None:
         raise EOFError

@@ -1,4 +1,4 @@
-"""kernels.aotriton_plan: AOTriton's plan read, in whole clusters."""
+"""kernels.aotriton_plan: AOTriton's plan is read, and cut into whole clusters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain.kernels.rules import cut, in_order
 from toolchain.stages.aotriton_images import packed
 
 
-def test_a_rule_as_upstream_reads_the_line(tmp_path: Path) -> None:
+def test_rule_has_values_of_plan_line(tmp_path: Path) -> None:
     plan = read_plan(plan_of(tmp_path / "p", {"c1": ["a"]}), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
     (rule,) = plan.rules
     assert rule.out == "flash/a.hsaco"
@@ -32,7 +32,7 @@ def test_a_rule_as_upstream_reads_the_line(tmp_path: Path) -> None:
     assert plan.archives[0].members == (("aks2/amd-gfx942/flash/attn/c1.aks2", "F0"),)
 
 
-def test_a_part_takes_whole_clusters(tmp_path: Path) -> None:
+def test_cut_keeps_whole_clusters(tmp_path: Path) -> None:
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c", "d"], "c3": ["e"]})
     plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
     rules = cut(plan.rules, limit=3)
@@ -47,7 +47,7 @@ def test_a_part_takes_whole_clusters(tmp_path: Path) -> None:
     assert len(plan.whole(whole)) == 3
 
 
-def test_clusters_that_share_an_object_come_together(tmp_path: Path) -> None:
+def test_cut_keeps_clusters_that_share_object_together(tmp_path: Path) -> None:
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["b", "d"], "c3": ["e"]})
     plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
     rules = cut(plan.rules, limit=1)
@@ -65,7 +65,7 @@ def test_clusters_that_share_an_object_come_together(tmp_path: Path) -> None:
         ("*fp16:True, i32", "'True'"),
     ],
 )
-def test_a_signature_of_another_form_is_refused(text: str, error: str) -> None:
+def test_malformed_signature_is_refused(text: str, error: str) -> None:
     with pytest.raises(SourceError, match=error):
         parse_signature(text, ("Q", "n"), where="here")
 
@@ -82,7 +82,7 @@ def test_a_signature_of_another_form_is_refused(text: str, error: str) -> None:
         (f"d;p;{BUILD}/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;a;1;1;gfx942;{SIGNATURE}\n", "plan-malformed"),
     ],
 )
-def test_a_plan_of_another_form_is_refused(tmp_path: Path, extra: str, error: str) -> None:
+def test_malformed_plan_line_is_refused(tmp_path: Path, extra: str, error: str) -> None:
     folder = plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra)
     with refused(error):
         read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
@@ -100,7 +100,7 @@ def test_modules_that_import_a_kernel_from_each_other_are_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "1_0"])
-def test_only_digits_are_read_as_a_number(text: str) -> None:
+def test_nan_inf_and_underscores_are_not_numbers(text: str) -> None:
     assert parse_signature(text, ("n",), where="here") == ((("n", text),), ())
 
 
@@ -137,7 +137,7 @@ def remove_manifest(folder: Path) -> None:
         (one_name_twice, "plan-contradictory"),
     ],
 )
-def test_a_plan_with_holes_is_no_plan(tmp_path: Path, damage: Callable[[Path], None], error: str) -> None:
+def test_incomplete_plan_is_refused(tmp_path: Path, damage: Callable[[Path], None], error: str) -> None:
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c"]})
     damage(folder)
     with refused(error):
@@ -148,11 +148,11 @@ def test_a_plan_with_holes_is_no_plan(tmp_path: Path, damage: Callable[[Path], N
     ("out", "launch", "kind", "error"),
     [
         ("a", "8;1;1", SourceError, "plan-contradictory"),
-        # Another name for the values and the content of "a".
+        # The rule of "z" has the values of the rule of "a", so its object would have the same content.
         ("z", f"4;{ord('a')};2", KernelError, "rule-twice"),
     ],
 )
-def test_one_object_or_rule_that_is_planned_twice_is_refused(
+def test_object_or_rule_planned_twice_is_refused(
     tmp_path: Path, out: str, launch: str, kind: type[Exception], error: str
 ) -> None:
     extra = f"d;p;{BUILD}/flash/{out}.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;{launch};gfx942;{SIGNATURE}\n"
@@ -161,7 +161,7 @@ def test_one_object_or_rule_that_is_planned_twice_is_refused(
         read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
 
 
-def test_constants_that_compare_equal_stay_what_they_are(tmp_path: Path) -> None:
+def test_constants_that_compare_equal_keep_their_types(tmp_path: Path) -> None:
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b", "c", "d"]})
     text = (folder / "Bare.compile").read_text()
     for name, constant in (("a", "1"), ("b", "True"), ("c", "1.0"), ("d", "u64:1")):
@@ -177,14 +177,14 @@ def test_constants_that_compare_equal_stay_what_they_are(tmp_path: Path) -> None
     "path",
     ["/x.hsaco", "/b/plan/..", "/b/plan/../x.hsaco", "/b/plan/", "/b/plan", "/b/plan/a/../../x", "x", "", "/b/planx/y"],
 )
-def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, path: str) -> None:
+def test_object_path_outside_plan_folder_is_refused(tmp_path: Path, path: str) -> None:
     extra = f"d;p;{path};{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;{SIGNATURE}\n"
     folder = plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra)
     with refused("plan-escapes"):
         read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
 
 
-def test_what_shares_most_is_compiled_in_a_row(tmp_path: Path) -> None:
+def test_rules_with_equal_constants_are_compiled_in_a_row(tmp_path: Path) -> None:
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b", "c", "d"]})
     text = (folder / "Bare.compile").read_text()
     for name in "bd":
@@ -196,7 +196,7 @@ def test_what_shares_most_is_compiled_in_a_row(tmp_path: Path) -> None:
     assert [rule.out[6] for rule in in_order(plan.rules)] == ["a", "c", "b", "d"]
 
 
-def test_a_plan_of_eight_fields_with_loose_clusters_is_read(tmp_path: Path) -> None:
+def test_plan_with_eight_fields_and_unzipped_clusters_is_read(tmp_path: Path) -> None:
     folder = old_plan(tmp_path / "p", [("＊a", "gfx942", 1), ("＊b", "gfx942", 2)], clusters={"＊F": ["＊a", "＊b"]})  # noqa: RUF001
     plan = read_plan(folder, old_tree(tmp_path / "t"), build=BUILD, source=SOURCE, of=generation_of("0.11b"))
     (cluster,) = plan.clusters
@@ -208,7 +208,7 @@ def test_a_plan_of_eight_fields_with_loose_clusters_is_read(tmp_path: Path) -> N
     assert plan.copies == {}
 
 
-def test_words_become_gpus_and_rules_that_a_compiler_takes_for_one_are_compiled_once(tmp_path: Path) -> None:
+def test_gpu_words_are_mapped_and_equal_rules_are_compiled_once(tmp_path: Path) -> None:
     rows = [("a", "MI300X", 0), ("b", "MI300X", 3), ("c", "Navi31", 0)]
     folder = old_plan(tmp_path / "p", rows, clusters={})
     plan = read_plan(folder, old_tree(tmp_path / "t"), build=BUILD, source=SOURCE, of=generation_of("0.7.1b"))
@@ -219,5 +219,5 @@ def test_words_become_gpus_and_rules_that_a_compiler_takes_for_one_are_compiled_
     assert plan.copies == {"flash/a.hsaco": ("flash/b.hsaco",)}
     clusters = {"F": ["a", "b", "c"]}
     folder = old_plan(tmp_path / "other", rows, clusters=clusters)
-    with pytest.raises(UnsupportedError):  # another generation's words are not GPUs
+    with pytest.raises(UnsupportedError):  # The words of one generation are no GPUs in another.
         read_plan(folder, tmp_path / "t", build=BUILD, source=SOURCE, of=generation_of("0.11b"))

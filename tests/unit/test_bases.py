@@ -1,4 +1,4 @@
-"""containerfiles/base: the data, what is refused, and that Containerfiles and data name the same images."""
+"""containerfiles/base: its data, refusals, and the agreement of Containerfiles with the data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BY_IMAGE = ["ubi9", "almalinux8", "manylinux_2_28"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_base_has_what_its_kind_needs(name: str) -> None:
+def test_each_base_has_fields_of_its_kind(name: str) -> None:
     base = base_recipe(name, "arm64")
     if base.kind == "mmdebstrap":
         assert base.suite
@@ -48,7 +48,7 @@ def test_each_base_has_what_its_kind_needs(name: str) -> None:
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", base.seen)
 
 
-def test_a_base_without_a_python_is_refused_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_with_base_without_python_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / DATA
     file.parent.mkdir(parents=True)
     file.write_text((root() / DATA).read_text(encoding="utf-8").replace('python = "3.12"', 'perl = "5"'))
@@ -57,7 +57,7 @@ def test_a_base_without_a_python_is_refused_where_it_is_read(tmp_path: Path, mon
         load_bases()
 
 
-def test_a_local_image_by_tag_by_digest_and_as_the_only_one(tmp_path: Path) -> None:
+def test_local_image_is_chosen_by_tag_digest_or_as_only_image(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "images"), tmp_path / "work")
     stand.say_all()
 
@@ -81,8 +81,8 @@ def test_a_local_image_by_tag_by_digest_and_as_the_only_one(tmp_path: Path) -> N
         chosen(f"@sha256:{'1' * 64}")
 
 
-def test_a_local_image_without_a_name(tmp_path: Path) -> None:
-    """As skopeo leaves one; what is attached to it has no name either."""
+def test_local_image_without_name_is_found_by_its_index(tmp_path: Path) -> None:
+    """skopeo writes an image without a name, and the manifests that are attached to the image have no names either."""
     stand = Stand(Layout(tmp_path / "images"), tmp_path / "work")
     stand.say_all()
     stand.layout.untag("thing")
@@ -93,7 +93,7 @@ def test_a_local_image_without_a_name(tmp_path: Path) -> None:
     assert local_image(request).digest == stand.manifest.digest
 
 
-def test_a_local_image_is_taken_whole_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+def test_local_image_is_copied_whole_and_damaged_one_is_refused(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "images"), tmp_path / "work")
     request = Request(cache=Cache(tmp_path / "one"), base=parse_base(f"oci:{stand.layout.root}"))
     (built,) = pipeline.build(request, "base")
@@ -105,8 +105,8 @@ def test_a_local_image_is_taken_whole_and_a_damaged_one_is_not(tmp_path: Path) -
         pipeline.build(dataclasses.replace(request, cache=Cache(tmp_path / "two")), "base")
 
 
-def test_nothing_of_this_machine_stays_in_a_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mirror may hold a password."""
+def test_base_keeps_no_configuration_of_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address of a mirror may contain a password."""
     given: dict[str, Any] = {}
     monkeypatch.setattr(stage, "run_mmdebstrap", lambda *_, **more: given.update(more))
     stage._mmdebstrap(base_recipe("debian13"), tmp_path / "tar", tmp_path / "list", None)  # type: ignore[arg-type]
@@ -114,19 +114,19 @@ def test_nothing_of_this_machine_stays_in_a_base(tmp_path: Path, monkeypatch: py
     for name in ("apt/sources.list", "apt/sources.list.d/x.sources", "hostname", "resolv.conf", "machine-id"):
         (top / "etc" / name).parent.mkdir(parents=True, exist_ok=True)
         (top / "etc" / name).write_text("http://user:secret@mirror.invalid")
-    for hook in given["options"][1:]:  # the first one lists packages, by chroot
+    for hook in given["options"][1:]:  # The first option lists packages in a chroot.
         subprocess.run(["sh", "-c", hook.removeprefix("--customize-hook="), "sh", top], check=True)
     assert [path for path in top.rglob("*") if path.is_file() and path.read_text()] == []
 
 
 @pytest.mark.parametrize("name", BY_IMAGE)
-def test_a_containerfile_starts_from_the_pinned_image_and_has_no_new_syntax(name: str) -> None:
+def test_containerfile_uses_pinned_image_and_no_new_syntax(name: str) -> None:
     base = base_recipe(name)
     text = (root() / base.containerfile).read_text(encoding="utf-8")
     lines = text.splitlines()
     assert f"ARG BASE={base.image}" in lines
     assert [line for line in lines if line.startswith("FROM ")] == ["FROM scratch AS recipe", "FROM ${BASE} AS base"]
-    assert "<<" not in text  # here-documents came with buildah 1.33
+    assert "<<" not in text  # buildah supports here-documents since 1.33.
     assert "--checksum" not in text
     copied = next(line for line in lines if line.startswith("COPY ")).split()[1:-1]
     assert copied == ["containerfiles/base/install.sh", f"containerfiles/base/{name}/packages"]
@@ -153,7 +153,7 @@ def test_an_image_that_is_named_by_a_tag_is_refused(tmp_path: Path, monkeypatch:
         base_recipe("ubi9")
 
 
-def test_inputs_follow_what_is_installed_and_not_what_is_said() -> None:
+def test_inputs_depend_on_installed_content_and_not_on_notes() -> None:
     plain = base_recipe("debian13")
     assert dataclasses.replace(plain, note="other", tested=False, tools={}).as_inputs() == plain.as_inputs()
     changes: list[dict[str, Any]] = [{"packages": plain.packages[1:]}, {"links": {}}, {"suite": "sid"}]
@@ -168,7 +168,7 @@ def test_inputs_follow_what_is_installed_and_not_what_is_said() -> None:
         "containerfiles/base/ubi9/Containerfile",
         "containerfiles/base/ubi9/packages",
     }
-    assert DATA not in inputs["files"]  # another base's row must not change this one
+    assert DATA not in inputs["files"]  # The row of another base must not change these inputs.
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_inputs_follow_what_is_installed_and_not_what_is_said() -> None:
         ("E: Unable to locate package nosuch", BuildError, ""),
     ],
 )
-def test_a_mirror_that_is_not_reached_is_no_fault_of_the_mirror(line: str, kind: type[Exception], host: str) -> None:
-    """Lines of apt, as mmdebstrap prints them."""
+def test_unreachable_mirror_is_no_build_error(line: str, kind: type[Exception], host: str) -> None:
+    """The lines are messages of apt, as mmdebstrap prints them."""
     error = _bootstrap_error("base debian13", CommandError(["mmdebstrap"], 1, [line, "E: mmdebstrap failed to run"]))
     assert isinstance(error, kind)
     assert host in error.what
@@ -190,7 +190,7 @@ def test_a_mirror_that_is_not_reached_is_no_fault_of_the_mirror(line: str, kind:
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"recipe":"x"}', '{"recipe":"x","packages":{}}', '{"recipe":"y","packages":[]}']
 )
-def test_a_package_list_that_is_malformed_is_none(tmp_path: Path, text: str) -> None:
+def test_malformed_or_outdated_package_list_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "list").write_text(text)
     assert read_packages(tmp_path / "list", "x") is None
     (tmp_path / "list").write_text('{"recipe":"x","packages":[]}')

@@ -1,4 +1,4 @@
-"""Workers that grow, and kernels that take more memory than there is: with real processes."""
+"""Limits on the memory of workers and kernels, with real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MUCH = 64 << 30
 
 
 class Place:
-    """One campaign's folders."""
+    """The folders of one campaign."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -69,7 +69,7 @@ def test_a_kernel_that_takes_too_much_memory_is_stopped_and_recorded(place: Plac
     assert place.workers.alive == []
 
 
-def test_of_two_that_do_not_fit_together_one_tries_again_alone(place: Place) -> None:
+def test_kernel_that_does_not_fit_beside_another_is_retried_alone(place: Place) -> None:
     rules = [make_rule("large"), make_rule("large", warps=8), make_rule("slow")]
     result = place.run(rules, MemoryBounds(together=250 * MIB, share=MUCH), workers=2)
 
@@ -80,7 +80,7 @@ def test_of_two_that_do_not_fit_together_one_tries_again_alone(place: Place) -> 
     assert place.workers.alive == []
 
 
-def test_one_that_takes_too_much_alone_fails(place: Place) -> None:
+def test_kernel_that_exceeds_memory_alone_fails(place: Place) -> None:
     limits = MemoryBounds(together=250 * MIB, share=MUCH)
     result = place.run([make_rule("eats"), make_rule("slow")], limits, workers=2)
 
@@ -89,7 +89,7 @@ def test_one_that_takes_too_much_alone_fails(place: Place) -> None:
     assert by_kernel["eats"].over_memory
 
 
-def test_shares_of_what_a_machine_has() -> None:
+def test_bounds_are_shares_of_memory() -> None:
     limits = MemoryBounds.of(20 << 30, 4)
     assert limits.together == (20 << 30) - (2 << 30)
     assert limits.share == limits.together // 4
@@ -98,7 +98,7 @@ def test_shares_of_what_a_machine_has() -> None:
     assert MemoryBounds.of(600 * MIB, 1).together == 300 * MIB, "of little, half is for others"
 
 
-def test_all_below_a_process_are_measured() -> None:
+def test_memory_of_child_processes_is_measured() -> None:
     script = "import subprocess, sys; print(1, flush=True); subprocess.run([sys.executable, '-c', sys.argv[1]])"
     below = "import sys; block = b'x' * (50 << 20); print(2, flush=True); sys.stdin.read()"
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Bundles: what goes in comes out, in another cache."""
+"""Bundles: export from one cache and import into another."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return full_place(tmp_path, monkeypatch)
 
 
-def test_what_goes_in_comes_out(place: Place) -> None:
+def test_import_in_another_cache_restores_exported_content(place: Place) -> None:
     done = place.export()
     kinds = [one.kind for one in done.entries]
     assert kinds == ["lock", "base", "record", "patch", *["file"] * 8, "tree", *["blob"] * 3]
@@ -47,7 +47,7 @@ def test_what_goes_in_comes_out(place: Place) -> None:
     assert lock.complete
     assert lockfile.render(lock) == lockfile.render(done.lock)
 
-    # As the printed command says it.
+    # The request is made from the printed command.
     words = list(brought.command)
     path = place.root / "other" / "toolchain.lock"
     assert words[:6] == ["toolchain", "build", "triton", "--offline", "--lock-file", str(path)]
@@ -79,14 +79,14 @@ def test_what_goes_in_comes_out(place: Place) -> None:
                 assert (got.path / "empty").is_dir()
 
 
-def test_a_lock_that_cannot_be_written_there(place: Place) -> None:
+def test_import_to_unwritable_lock_is_refused(place: Place) -> None:
     place.export()
     (place.root / "file").touch()
     with refused("output-unwritable"):
         import_bundle(place.out, Cache(place.root / "other"), place.root / "file" / "toolchain.lock")
 
 
-def test_a_bundle_is_no_image(place: Place) -> None:
+def test_inspect_and_verify_find_no_image_in_bundle(place: Place) -> None:
     done = place.export()
     row = json.loads(CliRunner().invoke(app, ["inspect", str(place.out), "--use", "--json"]).stdout)["images"][0]
     assert (row["digest"], row["images"], row["use"]["kind"]) == (done.published.digest, [], "unknown")
@@ -94,13 +94,13 @@ def test_a_bundle_is_no_image(place: Place) -> None:
     assert len(said["problems"]) == 1
 
 
-def test_the_command_builds_the_same_kernels(place: Place) -> None:
+def test_import_command_has_gpus_and_no_selection_of_kernels(place: Place) -> None:
     place.request = dataclasses.replace(place.request, gpus=("gfx1100", "gfx942"), select="attn fwd*", limit=3)
     place.export()
     words = [shlex.split(word)[0] for word in place.import_bundle().command]
     given = [tuple(words[at : at + 2]) for at in range(len(words) - 1)]
     path = place.root / "other" / "toolchain.lock"
-    # The kernels that were chosen do not concern the stage, and `build` does not take them.
+    # The command omits --select and --limit, because they do not affect the stage and `build` does not take them.
     assert words[:3] == ["toolchain", "build", "triton"]
     assert {("--gpu", "gfx1100,gfx942"), ("--lock-file", str(path))} <= set(given)
     assert not {"--select", "--limit"} & set(words)
@@ -108,7 +108,7 @@ def test_the_command_builds_the_same_kernels(place: Place) -> None:
     assert (lock.request["gpu"], lock.request["limit"]) == (["gfx1100", "gfx942"], 3)
 
 
-def test_nothing_goes_twice_and_the_bytes_are_the_same(place: Place) -> None:
+def test_repeated_export_is_identical_and_pushes_nothing(place: Place) -> None:
     first = place.export()
     assert first.published.pushed_bytes > 0
     again = place.export()
@@ -122,7 +122,7 @@ def test_nothing_goes_twice_and_the_bytes_are_the_same(place: Place) -> None:
     assert not list((place.root / "other" / "work").glob("bundle*"))
 
 
-def test_a_bundle_names_no_path_of_this_machine(place: Place) -> None:
+def test_bundle_contains_no_path_of_host(place: Place) -> None:
     place.export()
     layout = Layout(place.out.path)
     value = layout.read_json(layout.resolve("bundle-triton"))
@@ -132,7 +132,7 @@ def test_a_bundle_names_no_path_of_this_machine(place: Place) -> None:
     assert str(place.root) not in text
 
 
-def test_through_a_registry_whose_tag_moves_last(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_to_registry_pushes_tag_last(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(place.root / "no login"))
     monkeypatch.setattr("toolchain.core.web.LONGEST_BACKOFF", 0.0)
     with fake_registry() as registry:
@@ -154,7 +154,7 @@ def test_through_a_registry_whose_tag_moves_last(place: Place, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Terminated(signal.SIGTERM)], ids=["Ctrl-C", "SIGTERM"])
-def test_an_import_that_is_stopped_keeps_what_it_received(
+def test_interrupted_import_keeps_received_blobs(
     place: Place, monkeypatch: pytest.MonkeyPatch, stop: BaseException
 ) -> None:
     place.export()
@@ -172,7 +172,7 @@ def test_an_import_that_is_stopped_keeps_what_it_received(
     assert not folder.exists()
 
 
-def test_a_base_from_a_bundle_is_passed_on_and_nothing_says_who_made_it(place: Place) -> None:
+def test_imported_base_is_exported_again_without_builder(place: Place) -> None:
     first = json.loads((place.export(), place.content("record"))[1])
     place.import_bundle()
     there = Cache(place.root / "other")
@@ -184,7 +184,7 @@ def test_a_base_from_a_bundle_is_passed_on_and_nothing_says_who_made_it(place: P
     assert not first["tool"]
 
 
-def test_a_base_that_is_not_built_or_was_taken_from_elsewhere(place: Place) -> None:
+def test_base_that_was_not_built_here_is_not_exported(place: Place) -> None:
     (path,) = place.request.cache.records.glob("*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"taken_from": {"ref": "registry.test/x", "key": "k"}}))
     with refused("base-not-made-here"):
@@ -195,10 +195,10 @@ def test_a_base_that_is_not_built_or_was_taken_from_elsewhere(place: Place) -> N
     assert not place.out.path.exists()
 
 
-# What is here already
+# Content that is in the cache already
 
 
-def test_a_lock_that_is_here_decides(place: Place) -> None:
+def test_existing_lock_decides_whether_bundle_is_imported(place: Place) -> None:
     done = place.export()
     there = place.root / "other"
     there.mkdir()
@@ -212,7 +212,7 @@ def test_a_lock_that_is_here_decides(place: Place) -> None:
             place.import_bundle()
         assert own.read_bytes() == before
         assert not (there / "store" / "files").exists()
-    # One that leaves the base open, and holds more, is content; and it stays.
+    # A lock with an open base and a further source allows the import, and is not changed.
     bases = (dataclasses.replace(done.lock.bases[0], state="open", image="", packages_digest="", packages=()),)
     more = (*done.lock.sources, dataclasses.replace(wheel, name="more"))
     lockfile.write(dataclasses.replace(done.lock, sources=more, bases=bases), own)
@@ -221,7 +221,7 @@ def test_a_lock_that_is_here_decides(place: Place) -> None:
     assert own.read_bytes() == before
 
 
-def test_what_is_here_and_damaged_is_brought_again(place: Place) -> None:
+def test_import_replaces_damaged_content(place: Place) -> None:
     place.export()
     place.import_bundle()
     there = place.root / "other"
@@ -235,6 +235,6 @@ def test_what_is_here_and_damaged_is_brought_again(place: Place) -> None:
     assert [path.read_bytes() for path in harmed] == before
 
 
-def test_two_import_at_once(place: Place) -> None:
+def test_simultaneous_imports_succeed(place: Place) -> None:
     place.export()
     assert failures(place.import_bundle) == []

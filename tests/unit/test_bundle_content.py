@@ -1,4 +1,4 @@
-"""Bundles whose blobs, records and locks are not what they say: nothing of them counts."""
+"""Bundles with wrong blobs, records or locks: the import refuses them, or ignores the wrong part."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def place(exported: Place, tmp_path: Path) -> Place:
     [*((kind, "flip") for kind in ("lock", "base", "record", "patch", "file", "tree", "blob")),
      ("lock", "cut"), ("tree", "cut"), ("file", "gone"), ("blob", "gone")],
 )  # fmt: skip
-def test_a_blob_that_is_not_what_it_must_be(place: Place, kind: str, harm: str) -> None:
+def test_damaged_or_missing_blob_is_refused(place: Place, kind: str, harm: str) -> None:
     layout = Layout(place.out.path)
     path = layout.blob(entry(layout.read_json(layout.resolve("bundle-triton")), kind)["digest"])
     content = bytearray(path.read_bytes())
@@ -87,7 +87,7 @@ def _climbing_tree() -> bytes:
         ("tree", lambda _: _other_tree(), DigestError, "stored-tree-digest"),
         ("tree", lambda _: _climbing_tree(), HostileInputError, "entry-escapes"),
         ("file", lambda _: b"evil", HostileInputError, "bundle-entry-unlocked"),
-        # The digest of the list is the locked one, and the packages that the lock shows are others.
+        # The lock has the right digest of the package list, but shows other packages.
         ("lock", lambda content: content.replace(b'"apt"', b'"apx"'), HostileInputError, "bundle-packages-mismatch"),
         (
             "base",
@@ -97,7 +97,7 @@ def _climbing_tree() -> bytes:
         ),
     ],
 )
-def test_other_content_in_the_place_of_a_blob_is_refused(
+def test_blob_with_other_content_is_refused(
     place: Place, kind: str, change: Callable[[bytes], bytes], error: type[ToolchainError], says: str
 ) -> None:
     before = place.content(kind)
@@ -125,7 +125,7 @@ def test_other_content_in_the_place_of_a_blob_is_refused(
         {"and": "more"},
     ],
 )
-def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> None:
+def test_record_with_wrong_field_is_refused(place: Place, change: dict[str, Any]) -> None:
     record = {**json.loads(place.content("record")), **change}
     if isinstance(change.get("inputs"), dict):
         record["input_digest"] = sha256_json(record["inputs"])
@@ -134,7 +134,7 @@ def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("fact", [{"diff_id": "sha256:" + "0" * 64}, {"blob_bytes": 10**400}])
-def test_a_record_of_another_layer(place: Place, fact: dict[str, Any]) -> None:
+def test_record_with_wrong_fact_of_layer_is_refused(place: Place, fact: dict[str, Any]) -> None:
     """Signed provenance of the images on the base repeats the digest, and `build` shows the size."""
     record = json.loads(place.content("record"))
     place.swap("record", canonical({**record, "facts": {**record["facts"], **fact}}))
@@ -142,7 +142,7 @@ def test_a_record_of_another_layer(place: Place, fact: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["record", "base", "tree"])
-def test_two_of_one(place: Place, kind: str) -> None:
+def test_duplicate_entry_is_refused(place: Place, kind: str) -> None:
 
     def edit(value: dict[str, Any], layout: Layout) -> None:
         row = entry(value, kind)
@@ -154,8 +154,8 @@ def test_two_of_one(place: Place, kind: str) -> None:
     refuses(place, HostileInputError, "bundle-entry-twice")
 
 
-def test_what_is_known_of_a_base_stays(place: Place) -> None:
-    """Who made it, and how: what is signed later repeats it."""
+def test_import_keeps_known_record_of_base(place: Place) -> None:
+    """Later signed statements repeat the builder and the facts in the record."""
     place.import_bundle()
     (path,) = (place.root / "other" / "records").glob("*.json")
     before = path.read_bytes()
@@ -173,7 +173,7 @@ def test_what_is_known_of_a_base_stays(place: Place) -> None:
 
 
 @pytest.mark.parametrize("rows", [None, 5, [{"x": 1}], ["no row"], [[]], [{"name": ["x"], "version": "1"}]])
-def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
+def test_malformed_package_list_is_refused(place: Place, rows: Any) -> None:
     value = json.loads(place.content("base")) | {"packages": rows}
     digest, record = sha256_json(value), json.loads(place.content("record"))
     record["inputs"]["packages"] = digest
@@ -184,7 +184,7 @@ def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
     refuses(place, HostileInputError, f"bundle-packages-{'malformed' if isinstance(rows, list) else 'mismatch'}")
 
 
-def test_an_index_in_the_place_of_the_image_of_a_base(place: Place) -> None:
+def test_index_instead_of_image_of_base_is_refused(place: Place) -> None:
     content = canonical({"schemaVersion": 2, "mediaType": media.INDEX, "manifests": []})
 
     def edit(value: dict[str, Any], layout: Layout) -> None:
@@ -203,13 +203,13 @@ def test_an_index_in_the_place_of_the_image_of_a_base(place: Place) -> None:
     [{"cache": "/tmp/x"}, {"key": "/tmp/evil"}, {"stage": "--help"}, {"stage": ["llvm"]}, {"limit": "1"}, {"gpu": "x"},
      {"arch": [1]}, {"source": {"llvm": {"a": "b"}}}, {"patch": ["x"]}, {"select": 3}],
 )  # fmt: skip
-def test_a_request_that_nobody_can_make(place: Place, request_: dict[str, Any]) -> None:
-    """The command that is printed after an import uses it."""
+def test_invalid_request_in_lock_is_refused(place: Place, request_: dict[str, Any]) -> None:
+    """The command that is printed after an import is made from the request."""
     _relock(place, request=request_)
     refuses(place, ConfigError, "lock-malformed")
 
 
-def test_what_the_command_tells_is_one_line_and_lets_nothing_more_in(place: Place) -> None:
+def test_import_command_is_one_line_and_other_request_is_refused(place: Place) -> None:
     _relock(place, request={"select": "x\n\x1b[2Jnow: evil", "allow-binary": ["triton-wheel"]})
     told = place.import_bundle()
     assert not any(set(word) & set("\n\x1b") for word in told.command)
@@ -221,7 +221,7 @@ def test_what_the_command_tells_is_one_line_and_lets_nothing_more_in(place: Plac
     assert words[words.index("--cache") + 1] == str(place.root / "other")
 
 
-def test_a_cache_with_another_base_is_left_alone(place: Place) -> None:
+def test_cache_with_other_package_list_is_unchanged(place: Place) -> None:
     there = place.root / "other" / "locked"
     there.mkdir(parents=True)
     (there / "base-debian13-amd64.json").write_text('{"recipe": "x", "packages": []}')
@@ -231,7 +231,7 @@ def test_a_cache_with_another_base_is_left_alone(place: Place) -> None:
 
 
 def _locked(place: Place, **changes: Any) -> None:
-    """Another row for Triton in the bundle's own lock."""
+    """Change the row for Triton in the bundle's own lock."""
     sources = [dataclasses.replace(one, **changes) if one.name == "triton" else one for one in _lock(place).sources]
     _relock(place, sources=tuple(sources))
 
@@ -265,14 +265,16 @@ def _digest_of(tree: bytes, folder: Path) -> str:
         ({"kind": "distro", "ref": "distro:xy=1"}, HostileInputError, "bundle-lock-incomplete"),
     ],
 )
-def test_a_lock_of_other_things(place: Place, changes: dict[str, Any], error: type[ToolchainError], says: str) -> None:
-    """Names that would become paths; and trees where only a file could be compared with its digest."""
+def test_lock_with_unsafe_or_unverifiable_source_is_refused(
+    place: Place, changes: dict[str, Any], error: type[ToolchainError], says: str
+) -> None:
+    """Such names would become paths, and a tree cannot be compared with the digest of a file."""
     _locked(place, **changes)
     refuses(place, error, says)
 
 
-def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
-    """Against one's own lock that names the tree: what is stored under a digest is what it says."""
+def test_tree_that_differs_from_its_locked_digest_is_refused(place: Place) -> None:
+    """The first import uses the user's lock, which names the tree; the second one has only the lock of the bundle."""
     own = _lock(place)
     triton = own.source("triton")
     assert triton is not None
@@ -286,8 +288,8 @@ def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
     refuses(place, HostileInputError, "bundle-lock-contradictory", "triton")
 
 
-def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
-    """A commit cannot be compared with a tree: whoever did not lock the tree has nothing to hold against a bundle."""
+def test_own_lock_without_tree_refuses_bundle_with_tree(place: Place) -> None:
+    """A commit cannot be compared with a tree, so a lock without the tree cannot confirm that of the bundle."""
     own = _lock(place)
     url, commit = "https://h.example/t", "a" * 40
     git = {"kind": "git", "ref": commit, "digest": f"git:{commit}@{url}", "repository": url}
@@ -303,8 +305,8 @@ def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
     nothing_counts(place)
 
 
-def test_a_file_under_another_name(place: Place) -> None:
-    """Whether a source is unpacked, and what an installer makes of a wheel, goes by the name of the file."""
+def test_renamed_file_is_refused(place: Place) -> None:
+    """The name of a file decides whether a source is unpacked and how an installer treats a wheel."""
 
     def rename(value: dict[str, Any], _: Layout) -> None:
         entry(value, "file")["annotations"]["org.opencontainers.image.title"] = "readme.txt"
@@ -314,7 +316,7 @@ def test_a_file_under_another_name(place: Place) -> None:
 
 
 @pytest.mark.parametrize("harm", [{"inputs": {"a": "\ud800"}}, {"Manifest": "sha256:" + "0" * 64}])
-def test_a_record_that_readers_could_read_differently(place: Place, harm: dict[str, Any]) -> None:
+def test_record_with_ambiguous_json_is_refused(place: Place, harm: dict[str, Any]) -> None:
     record = {**json.loads(place.content("record")), **harm}
     place.swap("record", json.dumps(record).encode())
     refuses(place, DocumentError)
@@ -330,7 +332,7 @@ def test_a_record_of_another_format_is_refused(place: Place, step: int) -> None:
 
 
 @pytest.mark.parametrize("fact", [{"weather": "fine"}, {"start": {"image": "x@sha256:1"}}])
-def test_what_nothing_here_looks_at_does_not_come_in(place: Place, fact: dict[str, Any]) -> None:
+def test_unknown_facts_of_record_are_dropped(place: Place, fact: dict[str, Any]) -> None:
     record = json.loads(place.content("record"))
     place.swap("record", canonical({**record, "facts": {**record["facts"], **fact}}))
     place.import_bundle()

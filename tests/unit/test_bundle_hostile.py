@@ -1,4 +1,4 @@
-"""Bundles that someone made: what their lock does not name does not get in, and no name becomes a path."""
+"""Manipulated bundles: entries that their lock does not name are refused, and no name becomes a path."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _extra_version(value: dict[str, Any], layout: Layout) -> None:
 
 
 def _stowaway(value: dict[str, Any], layout: Layout) -> None:
-    """A blob in the name of the base's image, which its manifest does not name."""
+    """Add a blob that claims to belong to the base's image, but is not in the image's manifest."""
     blob = layout.put_bytes(b"stowaway", "x")
     value["layers"].append({**entry(value, "blob"), "digest": blob.digest, "size": blob.size})
 
@@ -95,7 +95,7 @@ def test_what_does_not_belong_is_refused(place: Place, edit: Edit, error: type[T
 
 @pytest.mark.parametrize("what", ["index.json", "blobs/sha256", "a blob"])
 def test_links_in_the_folder_of_a_bundle_are_not_followed(place: Place, tmp_path: Path, what: str) -> None:
-    """A folder that someone else fills may name any file of this machine."""
+    """A link in a folder from someone else may lead to any file of the host."""
     layout = Layout(place.out.path)
     value = layout.read_json(layout.resolve(f"bundle-{place.target}"))
     link = layout.blob(first_file(value)["digest"]) if what == "a blob" else layout.root / what

@@ -1,4 +1,4 @@
-"""Campaigns with a worker that fails in every way a worker can."""
+"""Campaigns with workers that fail in different ways."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BAD = ("fails", "dies", "hangs", "empty", "absent", "lies", "no_facts")
 
 
 class Place:
-    """One campaign's folders."""
+    """The folders of one campaign."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -59,8 +59,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 @pytest.mark.parametrize("kernel", ["good", "fails"])
-def test_a_link_that_a_worker_left_leads_nowhere(place: Place, kernel: str) -> None:
-    """Workers may write where the objects go; what we write and remove there must stay there."""
+def test_symlink_in_output_folder_is_refused(place: Place, kernel: str) -> None:
+    """Workers can write to the output folder, so the tool must not write or remove files through a link in it."""
     rule = make_rule(kernel)
     home = (place.out / rule.out).parent
     precious = place.root / "precious" / Path(rule.out).name
@@ -74,7 +74,7 @@ def test_a_link_that_a_worker_left_leads_nowhere(place: Place, kernel: str) -> N
     assert list(precious.parent.iterdir()) == [precious]
 
 
-def test_every_way_to_fail_is_recorded_and_the_others_go_on(place: Place) -> None:
+def test_each_failure_is_recorded_and_other_kernels_are_compiled(place: Place) -> None:
     rules = [make_rule(kernel) for kernel in (*BAD, *GOOD)]
     result = place.run(rules)
 
@@ -112,15 +112,15 @@ def test_every_way_to_fail_is_recorded_and_the_others_go_on(place: Place) -> Non
     ],
     ids=lambda odd: next(iter(odd)),
 )  # fmt: skip
-def test_an_answer_of_another_form_fails_its_kernel_alone(place: Place, odd: dict[str, Any]) -> None:
-    """A hostile source runs in the worker, and may write what it likes."""
+def test_malformed_answer_fails_only_its_kernel(place: Place, odd: dict[str, Any]) -> None:
+    """A hostile source runs in the worker, and can write any answer."""
     (place.workers.folder / "odd").write_text(json.dumps(odd))
     result = place.run([make_rule("odd"), make_rule("good")], workers=1)
     assert {entry.kernel: entry.status for entry in result.entries} == {"odd": FAILED, "good": DONE}
     assert "invalid" in next(entry.reason for entry in result.entries if entry.kernel == "odd")
 
 
-def test_of_an_answer_only_what_workers_say_is_taken(place: Place) -> None:
+def test_answer_cannot_set_fields_that_workers_do_not_report(place: Place) -> None:
     odd = {"origin": "worker other", "attempt": [], "exit_code": {}, "over_memory": True}
     (place.workers.folder / "odd").write_text(json.dumps(odd))
     (entry,) = place.run([make_rule("odd")]).entries
@@ -128,7 +128,7 @@ def test_of_an_answer_only_what_workers_say_is_taken(place: Place) -> None:
     assert not entry.over_memory
 
 
-def test_failures_fail_the_build_with_their_list_and_leave_no_object(place: Place) -> None:
+def test_failures_are_listed_and_leave_no_object(place: Place) -> None:
     with pytest.raises(KernelError) as caught:
         place.run([make_rule(kernel) for kernel in ("good", "fails", "empty")], keep_going=False)
 
@@ -151,7 +151,7 @@ def test_finished_rules_are_not_compiled_again(place: Place) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["killed", "starved"])
-def test_what_the_machine_does_is_no_bad_kernel(place: Place, kernel: str) -> None:
+def test_lack_of_resources_is_not_recorded_as_bad_kernel(place: Place, kernel: str) -> None:
     bad = make_rule(kernel)
     with refused("kernel-resources") as caught:
         place.run([make_rule("good"), bad, make_rule("fine")], workers=1, keep_going=True)
@@ -162,7 +162,7 @@ def test_what_the_machine_does_is_no_bad_kernel(place: Place, kernel: str) -> No
     assert place.workers.alive == []
 
 
-def test_a_full_disk_is_no_bad_kernel_whatever_the_compiler_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_on_full_disk_is_lack_of_resources(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "LEAST_FREE", 1 << 62)
     with refused("kernel-resources"):
         place.run([make_rule("fails")])
@@ -187,7 +187,7 @@ def test_a_damaged_object_is_compiled_again(place: Place, damage: str) -> None:
 
 
 def test_a_worker_that_does_not_start_is_started_again(place: Place) -> None:
-    """buildah begins with what the kernel now and then refuses; hours of a campaign must not end with that."""
+    """Linux sometimes refuses an operation at the start of buildah, and that must not end a campaign of hours."""
     rules = [make_rule("good")]
     place.workers.provide(rules)
     began: list[int] = []
@@ -205,14 +205,14 @@ def test_a_worker_that_does_not_start_is_started_again(place: Place) -> None:
     assert (result.counts()["done"], len(began)) == (1, 2)
 
 
-def test_workers_that_never_come_up_end_the_campaign(place: Place) -> None:
+def test_campaign_ends_if_no_worker_starts(place: Place) -> None:
     (place.workers.folder / "broken").touch()
 
     with refused("worker-not-started"):
         place.run([make_rule(f"k{number}") for number in range(50)])
 
 
-def test_giving_up_in_the_middle_ends_all_workers_at_once(place: Place) -> None:
+def test_closing_outcomes_ends_all_workers(place: Place) -> None:
     rules = [make_rule("hangs", warps=2**number) for number in range(3)] + [make_rule("good")]
     place.workers.provide(rules)
     executor = local_executor(place.workers, workers=4, timeout=None)
@@ -234,7 +234,7 @@ while True:
 """
 
 
-def test_a_process_that_prints_more_than_is_read_waits_and_can_be_stopped(tmp_path: Path) -> None:
+def test_worker_that_prints_endlessly_waits_and_can_be_stopped(tmp_path: Path) -> None:
     printed = tmp_path / "printed"
     printed.touch()
 

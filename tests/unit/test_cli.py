@@ -90,7 +90,7 @@ def test_bad_input(words: tuple[str, ...], code: int, says: str, tmp_path: Path)
     assert list(tmp_path.iterdir()) == [], "something was written"
 
 
-def test_a_base_that_is_not_here_is_not_made_offline(tmp_path: Path) -> None:
+def test_offline_build_does_not_make_missing_base(tmp_path: Path) -> None:
     done = call("build", "llvm", "--arch", "arm64", "--offline")
     assert done.exit_code == 18, done.stderr
     cache = tmp_path / "cache 'with' \"quotes\""
@@ -102,14 +102,14 @@ HOSTILE = ("base", "arch", "source", "patch", "triton", "aotriton", "gpu", "sele
            "python", "only")  # fmt: skip
 
 
-def test_no_value_begins_a_line(tmp_path: Path) -> None:
-    """Option values, from wherever they come, with a newline are refused; what a shell would run is data."""
+def test_newline_in_option_is_refused_and_shell_syntax_is_not_run(tmp_path: Path) -> None:
+    """A value may come from the command line, the environment or the configuration file."""
     canary = tmp_path / "canary"
     for option in HOSTILE:
         value = ("llvm=" if option in {"source", "patch"} else "") + f"a\nRUN touch {canary}"
         assert call("plan", "kernels", f"--{option}", value).exit_code in {2, 3}, option
         found = call("plan", "kernels", **{f"TOOLCHAIN_{option.upper().replace('-', '_')}": value})
-        # A list in a variable is split at every white space, so there the newline never comes in.
+        # A list in a variable is split at white space, so no item contains the newline.
         good = {0} if option in {"allow-binary", "drop-binary"} else set()
         assert found.exit_code in {2, 3} | good, (option, found.output, found.exception)
         found = call("plan", "kernels", f"--{option}", value.replace("\nRUN", "$(").replace("canary", "canary)"))
@@ -119,7 +119,7 @@ def test_no_value_begins_a_line(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def test_a_tree_without_mlir(tmp_path: Path) -> None:
+def test_llvm_tree_without_mlir_is_refused_before_base_is_built(tmp_path: Path) -> None:
     tree = tmp_path / "llvm project"
     (tree / "llvm").mkdir(parents=True)
     (tree / "llvm" / "CMakeLists.txt").write_text("project(LLVM)\n")
@@ -132,16 +132,14 @@ def test_a_tree_without_mlir(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "meant"), [(("build", "lvm"), "llvm"), (("publish", "oci:x", "tolchain-base"), "toolchain-base")]
 )
-def test_a_misspelt_name_is_answered_with_the_nearest(words: tuple[str, ...], meant: str, tmp_path: Path) -> None:
+def test_misspelt_name_gets_suggestion(words: tuple[str, ...], meant: str, tmp_path: Path) -> None:
     finished_base(Cache(tmp_path / "cache"), tmp_path / "base")
     done = call(*words, "--cache", str(tmp_path / "cache"))
     assert done.exit_code in {5, 7}
     assert f"did you mean {meant}" in done.stderr
 
 
-def test_who_wins(tmp_path: Path) -> None:
-    """Command line over environment over file over default."""
-
+def test_precedence_is_command_line_environment_file_default(tmp_path: Path) -> None:
     def image(*words: str, **env: str) -> str:
         done = call("plan", "base", "--json", *words, **env)
         assert done.exit_code == 0, done.stderr
@@ -155,12 +153,12 @@ def test_who_wins(tmp_path: Path) -> None:
     assert image("--base", "almalinux8", TOOLCHAIN_BASE="debian12", **named) == "toolchain-base-almalinux8"
 
 
-def test_the_query_of_a_bare_pins_does_not_come_from_the_file(tmp_path: Path) -> None:
+def test_pins_without_query_ignores_configuration_file(tmp_path: Path) -> None:
     (tmp_path / "toolchain.toml").write_text('triton = "3.7.1"\n')
     assert json.loads(call("pins", "--json").stdout)["aotriton"]
 
 
-def test_the_private_key_of_publish_does_not_decide_whose_signature_is_accepted(tmp_path: Path) -> None:
+def test_private_key_variable_does_not_affect_verification(tmp_path: Path) -> None:
     private, both = {"TOOLCHAIN_KEY": "mine"}, {"TOOLCHAIN_KEY": "mine", "TOOLCHAIN_PUBLIC_KEY": "theirs"}
     for verb in (("verify", f"oci:{tmp_path}:x"), ("build", "base", "--reuse-from", f"oci:{tmp_path}")):
         assert "mine" not in call(*verb, **private).stderr
@@ -170,7 +168,7 @@ def test_the_private_key_of_publish_does_not_decide_whose_signature_is_accepted(
     assert "[key-unreadable]" in call("publish", "oci:x", "llvm", **both).stderr
 
 
-def test_paths_with_spaces_come_from_the_environment_too(tmp_path: Path) -> None:
+def test_environment_values_may_contain_paths_with_spaces(tmp_path: Path) -> None:
     trees = [tmp_path / f"{name} of 'mine'" for name in ("llvm", "triton")]
     given = {"TOOLCHAIN_SOURCE": f"llvm={trees[0]}  triton={trees[1]}"}
     done = call("plan", "llvm", **given)
@@ -188,7 +186,7 @@ def test_paths_with_spaces_come_from_the_environment_too(tmp_path: Path) -> None
     assert str(trees[0]) in call("plan", "llvm", **given).stderr
 
 
-def test_plan_of_an_empty_machine_has_no_digests() -> None:
+def test_plan_with_empty_cache_has_no_input_digests() -> None:
     done = call("plan", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--json")
     base, system, llvm = json.loads(done.stdout)["stages"]
     assert (base["input_digest"], system["input_digest"], llvm["input_digest"]) == (None, None, None)
@@ -223,7 +221,7 @@ REASON = "at line 3\nout of resource: shared memory"
         (("kernels", "run"), 0, 0, {"gfx942/a": REASON}),
     ],
 )
-def test_known_bad_kernels_show_in_the_exit_code(
+def test_known_bad_kernels_set_exit_code(
     verb: tuple[str, ...], bad: int, code: int, failures: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     counts = {"done": 4, "failed": bad, "timed_out": 0}
@@ -242,7 +240,7 @@ def test_known_bad_kernels_show_in_the_exit_code(
     assert ("gfx942/a: out of resource: shared memory\n" in done.stderr) == (bad > 0), "the reason, where it is known"
 
 
-def test_errors_are_data_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_option_prints_errors_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = json.loads(call("plan", "llvm", "--triton", "3.99", "--json").stdout)
     assert (said["exit_code"], said["error"], bool(said["fix"])) == (7, "Unsupported", True)
     assert json.loads(call("pins", "--triton", "3.99", "--json").stdout)["exit_code"] == 7
@@ -279,7 +277,7 @@ def fails() -> None:
 
 
 @pytest.mark.parametrize(("verb", "code"), [(full, 9), (full_below, 9), (builds, 9), (notes, 9), (fails, 10)])
-def test_a_full_disk_has_its_own_code(verb: Callable[[], None], code: int) -> None:
+def test_full_disk_exits_with_code_9(verb: Callable[[], None], code: int) -> None:
     with pytest.raises(typer.Exit) as caught:
         handled(verb)()
     assert caught.value.exit_code == code
@@ -291,14 +289,14 @@ def _classes() -> Iterator[type[ToolchainError]]:
             yield value
 
 
-def test_every_error_has_an_id_and_every_id_one_exit_code() -> None:
+def test_error_ids_are_well_formed_and_documented() -> None:
     ids = error_ids.collected()
     assert [name for name in ids if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+|usage", name) or len(name) > 40] == []
     listed = error_ids.PAGE.read_text().partition("| code | ids |")[2]
     assert set(re.findall("`([a-z0-9-]+)`", listed)) == ids.keys()
 
 
-def test_every_class_of_error_has_a_code_of_its_own_and_it_is_documented_with_a_remedy() -> None:
+def test_each_error_class_has_unique_documented_exit_code() -> None:
     codes = {cls.code: cls for cls in _classes()}
     assert len(codes) == len(list(_classes()))
     assert min(codes) >= 3

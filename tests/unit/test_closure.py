@@ -1,4 +1,4 @@
-"""llvm-config/closure.py: which libraries a consumer of LLVM reaches."""
+"""llvm-config/closure.py: the libraries that a consumer of LLVM reaches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "llvm-config" / "closure.py"
 
 @pytest.fixture
 def build(tmp_path: Path) -> Path:
-    """A build tree with two packages, as CMake writes them."""
+    """Write a build tree with two packages, as CMake does."""
 
     def library(name: str, *links: str) -> str:
         text = f"# Create imported target {name}\nadd_library({name} STATIC IMPORTED)\n\n"
@@ -48,20 +48,20 @@ def closure(*words: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "libraries"),
     [
-        # What the roots reach through both packages.
+        # The root reaches libraries in both packages.
         (("", "", "MLIRIR"), "LLVMDemangle;LLVMSupport;MLIRIR;MLIRSupport"),
-        # Globs keep and drop, but no library that a root reaches.
+        # Globs add and remove libraries, but remove none that a root reaches.
         (("MLIR*", "MLIRCAPI*", "LLVMCore"), "LLVMCore;LLVMDemangle;LLVMSupport;MLIRIR;MLIRSupport"),
         (("MLIR*", "MLIRI*", "MLIRCAPIIR"), "LLVMDemangle;LLVMSupport;MLIRCAPIIR;MLIRIR;MLIRSupport"),
         (("", "", "LLVMLoopA"), "LLVMLoopA;LLVMLoopB"),
     ],
 )
-def test_libraries_of_the_roots(build: Path, words: tuple[str, ...], libraries: str) -> None:
+def test_closure_lists_libraries_that_roots_reach(build: Path, words: tuple[str, ...], libraries: str) -> None:
     said = closure(build, *words)
     assert (said.returncode, said.stdout.strip()) == (0, libraries), said.stderr
 
 
-def test_a_root_that_the_tree_lacks_is_told_by_name(build: Path) -> None:
+def test_missing_root_is_reported_by_name(build: Path) -> None:
     said = closure(build, "", "", "MLIRIR", "MLIRRegisterAllPasses")
     assert said.returncode == 3
     assert "MLIRRegisterAllPasses" in said.stderr

@@ -33,7 +33,7 @@ from toolchain.stages.stage import Built, Planned
 @pytest.mark.parametrize(
     "text", ["tcp://127.0.0.1:8786", "tcp://[::1]:8786", "tcp://localhost:1", "tls://10.0.0.1:8786", "tls://host:1"]
 )
-def test_an_address_of_a_scheduler(text: str) -> None:
+def test_valid_scheduler_address_is_accepted(text: str) -> None:
     assert check_address(text) == text
 
 
@@ -50,12 +50,12 @@ def test_a_scheduler_that_is_open_to_everyone_is_refused(text: str) -> None:
     ["", "127.0.0.1:8786", "ucx://127.0.0.1:1", "tcp://127.0.0.1", "tls://h:8786/x", "tcp://:1", "tcp://[::1",
      "tls://u@h:1", "tls://h:1?x", "tls://h:99999"],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_malformed_scheduler_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         check_address(text)
 
 
-def test_tls_needs_certificates_and_a_scheduler_the_same_dask() -> None:
+def test_tls_needs_certificates_and_scheduler_needs_same_dask() -> None:
     assert security("tcp://127.0.0.1:1", "worker") is None
     for role in ("client", "worker"):
         with refused("scheduler-without-certificate"):
@@ -66,7 +66,7 @@ def test_tls_needs_certificates_and_a_scheduler_the_same_dask() -> None:
 
 
 @pytest.mark.parametrize("verb", [["run", "--scheduler"], ["worker"]])
-def test_the_verbs_refuse_what_they_cannot_use(
+def test_verbs_refuse_unusable_scheduler_or_stage(
     verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def code(address: str, *more: str) -> int:
@@ -88,7 +88,7 @@ def compiler_of(machine: Machine, **limits: Any) -> Compiler:
     return Compiler(machine.setup, slots=1, limits=replace(LIMITS, **limits))
 
 
-def test_a_worker_answers_with_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_returns_code_of_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_hanging_ones_time_out(monkeypatch)
     machine = Machine(tmp_path)
     rules = rules_of("one", "fails", "dies", "absent", "hangs", warps=[1])
@@ -107,7 +107,7 @@ def test_a_worker_answers_with_the_files(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(machine.out.iterdir()) == []
 
 
-def test_a_link_that_a_source_leaves_is_not_read(tmp_path: Path) -> None:
+def test_symlink_in_place_of_object_is_not_read(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     (rule,) = rules_of("linked", warps=[1])
     machine.provide([rule])
@@ -122,7 +122,7 @@ def test_a_link_that_a_source_leaves_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "kind"), [("starved", ResourceError), ("one", KernelError)])
-def test_a_machine_that_cannot_compile_leaves_the_scheduler(tmp_path: Path, kernel: str, kind: type) -> None:
+def test_worker_that_cannot_compile_leaves_scheduler(tmp_path: Path, kernel: str, kind: type) -> None:
     machine = Machine(tmp_path)
     (rule,) = rules_of(kernel, warps=[1])
     machine.provide([rule])
@@ -136,8 +136,11 @@ def test_a_machine_that_cannot_compile_leaves_the_scheduler(tmp_path: Path, kern
     assert there.reason
 
 
-def test_the_cache_of_a_worker_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a cache that is made by the build before: `cache prune` would remove the folder of the worker's objects."""
+def test_worker_locks_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock applies even if the preceding build made the cache.
+
+    `cache prune` would otherwise remove the folder of the worker's objects.
+    """
     request = request_of(cache=Cache(tmp_path / "cache"))
     planned = Planned(name="kernels", image="kernels", inputs={})
     triton = Built(planned=replace(planned, name="triton"), input_digest="", manifest="", layers=())

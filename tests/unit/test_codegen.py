@@ -1,4 +1,4 @@
-"""A Triton that makes code for GPUs by LLVMs of their own: its stages, what keys them, their sources, and refusals."""
+"""A Triton with separate LLVMs for the code of GPUs: its stages, their inputs and sources, and refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def request_(tmp_path: Path, tree: Path) -> Request:
-    """That Triton as a checkout, on systems that are resolved to one made-up package."""
+    """Return a request for such a Triton as a checkout, on systems that are resolved to one invented package."""
     request = Request(
         cache=Cache(tmp_path / "cache"),
         sources=specs({"triton": str(tree), "llvm-amdgpu": f"{FORK}@{AMD}"}),
@@ -73,10 +73,10 @@ def digests(request: Request) -> dict[str, str | None]:
     return {name: stage.input_digest for name, stage in planned(request).items()}
 
 
-# --- stages and what keys them ---
+# --- stages and their inputs ---
 
 
-def test_a_checkout_brings_its_stages(request_: Request) -> None:
+def test_checkout_adds_codegen_stages(request_: Request) -> None:
     stages = planned(request_)
     assert list(stages) == ["base", "sysroot", "python", "llvm", "llvm-amdgpu", "codegen-amdgpu", "triton"]
     assert stages["llvm"].sources[0].ref == CORE
@@ -92,7 +92,7 @@ def test_a_checkout_brings_its_stages(request_: Request) -> None:
     assert not [name for name in inputs["libraries"] if name.startswith(("MLIR", "LLVMX86"))]
 
 
-def test_a_release_brings_its_stages(tmp_path: Path) -> None:
+def test_release_adds_codegen_stages(tmp_path: Path) -> None:
     request = Request(cache=Cache(tmp_path / "other"), triton="3.9.0", glibc=DEFAULT_GLIBC)
     stages = planned(request)
     assert stages["llvm"].sources[0].ref == CORE
@@ -105,14 +105,14 @@ def test_a_release_brings_its_stages(tmp_path: Path) -> None:
         assert "wheel-pybind11" in {source.name for source in names["triton"].sources}
 
 
-def test_the_default_triton_brings_its_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_triton_adds_codegen_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (codegen_llvm, llvm_choice, triton_origin):
         monkeypatch.setattr(module, "DEFAULT_TRITON", "3.9.0")
     stages = planned(Request(cache=Cache(tmp_path / "other"), glibc=DEFAULT_GLIBC))
     assert [source.ref for source in stages["llvm-amdgpu"].sources] == [AMD]
 
 
-def test_only_a_file_that_it_reads_makes_another_library(request_: Request, tree: Path) -> None:
+def test_library_digest_depends_on_its_files_and_patches(request_: Request, tree: Path) -> None:
     before = digests(request_)
 
     def changed() -> set[str]:
@@ -129,7 +129,7 @@ def test_only_a_file_that_it_reads_makes_another_library(request_: Request, tree
     assert changed() == {"codegen-amdgpu", "triton"}
 
 
-def test_a_patch_may_bring_a_file_that_is_not_there(request_: Request, tmp_path: Path, tree: Path) -> None:
+def test_patch_may_add_missing_file_of_library(request_: Request, tmp_path: Path, tree: Path) -> None:
     (tree / "lib/Tools/LLVMOptions.cpp").unlink()
     (tmp_path / "my.patch").write_text("--- /dev/null\n+++ b/lib/Tools/LLVMOptions.cpp\n")
     patched = replace(request_, patches={"triton": (tmp_path / "my.patch",)})
@@ -138,7 +138,7 @@ def test_a_patch_may_bring_a_file_that_is_not_there(request_: Request, tmp_path:
         plan(request_, "triton")
 
 
-def test_the_revision_is_the_pins_or_says_which_llvm_was_named(request_: Request, tree: Path) -> None:
+def test_revision_is_from_pin_or_named_llvm(request_: Request, tree: Path) -> None:
     pinned = replace(request_, sources=specs({"triton": str(tree)}))
     assert codegen_source(RULE, pinned)[1] == f"{AMD}-1"
     codegen_tree(tree, build=7)
@@ -159,7 +159,7 @@ def test_an_llvm_for_a_gpu_can_be_built_alone(request_: Request) -> None:
 # --- refusals ---
 
 
-def test_each_pin_on_record_has_a_rule() -> None:
+def test_each_codegen_pin_has_rule() -> None:
     assert {pin.target for row in triton_releases() for pin in row.codegen} <= {rule.target for rule in codegens()}
 
 
@@ -169,7 +169,7 @@ def test_an_llvm_that_no_rule_knows_is_refused_by_name(request_: Request, tree: 
         plan(request_, "triton")
 
 
-def test_a_base_of_its_own_is_refused(request_: Request, tree: Path) -> None:
+def test_build_without_glibc_is_refused(request_: Request, tree: Path) -> None:
     for target in ("triton", "codegen-amdgpu"):
         with refused("stage-not-for-base"):
             plan(replace(request_, glibc=""), target)
@@ -224,11 +224,11 @@ def test_a_tree_with_other_llvms_than_planned_is_refused(tree: Path) -> None:
         compare_pins(tree, {"AMDGPU": "22.1.8-0"}, named=["AMDGPU"])
 
 
-# --- which repository holds a commit ---
+# --- the repository of a commit ---
 
 
 def llvm_repository(folder: Path) -> str:
-    """A repository with a little of LLVM; its commit."""
+    """Make a repository with one file of LLVM, and return its commit."""
     (folder / "llvm").mkdir(parents=True)
     (folder / "llvm/CMakeLists.txt").write_text("project(LLVM)\n")
     git(folder, "init", "--quiet", "--initial-branch=main")
@@ -238,7 +238,7 @@ def llvm_repository(folder: Path) -> str:
     return git(folder, "rev-parse", "HEAD").strip()
 
 
-def test_a_fetch_by_hash_tells_the_repository(tmp_path: Path) -> None:
+def test_fetch_by_commit_finds_its_repository(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     git(tmp_path / "one", "init", "--quiet", "--initial-branch=main")
     commit, cache = llvm_repository(tmp_path / "two"), Cache(tmp_path / "cache")
@@ -251,13 +251,13 @@ def test_a_fetch_by_hash_tells_the_repository(tmp_path: Path) -> None:
     assert (got.where, got.digest) == (urls[2], git_digest(urls[2], commit))
     assert (got.path / "llvm/CMakeLists.txt").is_file()
     assert holder_of(commit, urls, cache, parts=[part_of("llvm-amdgpu").name]) == urls[2]
-    # Of a list without it nothing is known: that is unchanged.
+    # The holder is still unknown for a list without its repository.
     assert holder_of(commit, urls[:2], cache, parts=[part_of("llvm-amdgpu").name]) == ""
     assert fetch_source(replace(source, among=urls), cache=cache, offline=True).digest == got.digest
 
 
 @pytest.mark.parametrize(("silent", "kind"), [(False, SourceError), (True, UnreachableError)])
-def test_a_commit_that_nobody_has(tmp_path: Path, silent: bool, kind: type[Exception]) -> None:
+def test_commit_in_no_repository_is_refused(tmp_path: Path, silent: bool, kind: type[Exception]) -> None:
     def fetch(url: str) -> Path:
         if silent and url == "b":
             raise UnreachableError("test-error", "b does not answer")
@@ -269,7 +269,7 @@ def test_a_commit_that_nobody_has(tmp_path: Path, silent: bool, kind: type[Excep
 
 @pytest.fixture
 def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
-    """Triton 3.9.0 at its tag, with an LLVM that the third of the repositories has; the options that lead there."""
+    """Serve Triton 3.9.0 at its tag, with an LLVM that is in the third repository; yield the options that select it."""
     top = tmp_path / "served"
     for repository in ("llvm/llvm-project", "triton-lang/llvm-project"):
         (top / repository).mkdir(parents=True)
@@ -297,7 +297,6 @@ def test_fetch_and_lock_find_tree_and_repository(
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> Any:
-        # A plan reaches out for nothing, so it takes no mirror.
         more = [*upstream[:2], upstream[-1]] if words[0] == "plan" else upstream
         done = CliRunner().invoke(app, [*words, *more])
         assert done.exit_code == 0, done.output
@@ -307,7 +306,7 @@ def test_fetch_and_lock_find_tree_and_repository(
         rows = call("plan", "codegen-amdgpu")["stages"]
         return next(source for row in rows for source in row["sources"] if source["name"] == "llvm-amdgpu")
 
-    # Without the tree the data's pin is planned.
+    # The plan uses the pin in the tool's data, because the tree is not in the cache yet.
     assert (llvm()["ref"], llvm()["digest"]) == (AMD, None)
     (fetched,) = [source for source in call("fetch", "codegen-amdgpu")["sources"] if source["name"] == "llvm-amdgpu"]
     assert fetched["repository"] == FORK

@@ -1,4 +1,4 @@
-"""What a library for a GPU must be, alone and in a wheel; and a build that reaches out is stopped and told."""
+"""Checks of a library for a GPU, alone and in a wheel, and of a build that uses the network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ native = pytest.mark.skipif(
 
 
 def library(folder: Path, *words: str, more: str = "", revision: str = REVISION, script: str = SCRIPT) -> Path:
-    """A library with such a version script; `words` are the linker's."""
+    """Compile a library with a version script; `words` are options of the linker."""
     (folder / "small.c").write_text(
         f'const char *triton_amdgpu_revision(void) {{ return "{revision}"; }}\n'
         f"void triton_amdgpu_free(void) {{}}\n{more}"
@@ -50,7 +50,7 @@ def check(file: Path, *, arch: str = "amd64", glibc: str = "2.99") -> dict[str, 
 
 
 @native
-def test_a_library_as_it_should_be(tmp_path: Path) -> None:
+def test_correct_library_is_accepted(tmp_path: Path) -> None:
     made = library(tmp_path, "-lpthread", "-lm")
     facts = check(made)
     assert facts["sha256"] == hashlib.sha256(made.read_bytes()).hexdigest()
@@ -67,7 +67,7 @@ def refusal(file: Path, *, arch: str = "amd64", glibc: str = "2.99") -> str:
 
 
 @native
-def test_a_library_of_another_revision_or_of_two(tmp_path: Path) -> None:
+def test_library_with_other_or_two_revisions_is_refused(tmp_path: Path) -> None:
     for revision in (f"{CORE}-1", f"{AMD}-10"):
         assert REVISION in refusal(library(tmp_path, revision=revision))
     both = f'__attribute__((used)) static const char *other(void) {{ return "{CORE}-1"; }}\n'
@@ -75,7 +75,7 @@ def test_a_library_of_another_revision_or_of_two(tmp_path: Path) -> None:
 
 
 @native
-def test_a_library_with_other_symbols_than_its_script_names(tmp_path: Path) -> None:
+def test_library_with_unexpected_or_missing_symbols_is_refused(tmp_path: Path) -> None:
     script = SCRIPT.replace("global:", "global:\n    llvm_*;")
     more = "int llvm_more(void) { return 1; }\nint llvm_other;\n"
     assert "does not name llvm_more, llvm_other" in refusal(library(tmp_path, more=more, script=script))
@@ -85,7 +85,7 @@ def test_a_library_with_other_symbols_than_its_script_names(tmp_path: Path) -> N
 
 
 @native
-def test_a_library_that_needs_another_at_run_time(tmp_path: Path) -> None:
+def test_library_that_needs_shared_llvm_is_refused(tmp_path: Path) -> None:
     (tmp_path / "llvm.c").write_text("int llvm(void) { return 1; }\n")
     needed = tmp_path / "libLLVM.so.22"
     words = ["cc", "-shared", "-fPIC", "-o", str(needed), str(tmp_path / "llvm.c"), "-Wl,-soname,libLLVM.so.22"]
@@ -94,7 +94,7 @@ def test_a_library_that_needs_another_at_run_time(tmp_path: Path) -> None:
 
 
 @native
-def test_a_library_for_another_system(tmp_path: Path) -> None:
+def test_library_for_another_system_is_refused(tmp_path: Path) -> None:
     made = library(tmp_path, more="#include <stdio.h>\nvoid *used(void) { return (void *)&fflush; }\n")
     assert "not arm64" in refusal(made, arch="arm64")
     assert "glibc" in refusal(made, glibc="2.1")
@@ -108,7 +108,7 @@ def test_a_library_for_another_system(tmp_path: Path) -> None:
     "text",
     ["", "{ local: *; };", "{ global: a*; local: *; };", "{ global: a; };", "V1 { global: a; local: *; };", "\xff\xfe"],
 )
-def test_a_version_script_of_another_form(text: str, tmp_path: Path) -> None:
+def test_malformed_or_missing_version_script_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "exports").write_bytes(text.encode("latin-1"))
     with refused("codegen-version-script"):
         exported_by(tmp_path / "exports")
@@ -128,7 +128,7 @@ def wheel(folder: Path, name: str, files: dict[str, bytes], tag: str = "") -> Pa
     return path
 
 
-def test_a_wheel_carries_the_library_that_was_built_for_it(tmp_path: Path) -> None:
+def test_wheel_must_contain_built_library(tmp_path: Path) -> None:
     wanted = {INSIDE: hashlib.sha256(b"built").hexdigest()}
     check_carried(wheel(tmp_path, "a", {INSIDE: b"built"}), wanted)
     check_carried(wheel(tmp_path, "b", {}), {})
@@ -142,7 +142,7 @@ STABLE = "cp312-abi3-manylinux_2_31_x86_64"
 
 
 @native
-def test_one_wheel_of_the_stable_abi_serves_every_later_python(tmp_path: Path) -> None:
+def test_stable_abi_wheel_serves_later_versions_of_python(tmp_path: Path) -> None:
     shell = Path("/bin/sh").read_bytes()
     old = wheel(tmp_path, "cp311-cp311-manylinux_2_31_x86_64", {"a.so": shell})
     stable = wheel(tmp_path, STABLE, {"triton/_C/libtriton.so": shell})
@@ -159,7 +159,7 @@ def test_one_wheel_of_the_stable_abi_serves_every_later_python(tmp_path: Path) -
         check_wheel(bound, python="3.12", arch="amd64", glibc="2.99")
 
 
-# --- a build that reaches out ---
+# --- a build that uses the network ---
 
 OFFLINE = root() / "containerfiles/triton-portable/offline"
 FETCHES = [
@@ -187,7 +187,7 @@ def python(code: str, note: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("code", "wanted"), FETCHES)
-def test_a_build_that_reaches_out_is_stopped_and_noted(code: str, wanted: str, tmp_path: Path) -> None:
+def test_network_access_of_build_is_stopped_and_noted(code: str, wanted: str, tmp_path: Path) -> None:
     done = python(code, tmp_path / "note")
     assert done.returncode == 1
     assert "this build downloads nothing itself" in done.stderr
@@ -195,7 +195,7 @@ def test_a_build_that_reaches_out_is_stopped_and_noted(code: str, wanted: str, t
 
 
 @pytest.mark.parametrize("code", LOCAL)
-def test_what_stays_here_is_let_be(code: str, tmp_path: Path) -> None:
+def test_local_access_of_build_is_allowed(code: str, tmp_path: Path) -> None:
     done = python(code, tmp_path / "note")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "note").exists()
