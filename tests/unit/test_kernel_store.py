@@ -1,4 +1,4 @@
-"""Campaigns that share their results: what a store gives is checked, and what it can do to a campaign is shown."""
+"""Tests of kernel stores that campaigns share, and of records that are damaged, forged or not signed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KERNELS = ("one", "two", "three")
 
 
 def rules_of(*kernels: str, target: str = "gfx942") -> list[Rule]:
-    """Rules with a source file each."""
+    """Return one rule for each kernel, with a source file of its own."""
     return [replace(make_rule(kernel, target=target), source=f"{kernel}.py") for kernel in kernels]
 
 
 class PlainKey:
-    """A key that shows whether it is asked; real ones are tested where they are."""
+    """A fake key; `test_kernel_store_options` tests real keys."""
 
     def __init__(self, word: str, *, private: bool = True) -> None:
         self.id = word
@@ -48,7 +48,7 @@ class PlainKey:
 
 @dataclass
 class Machine:
-    """A machine of its own: source tree, folder of objects, ledger and workers."""
+    """A machine with its own source tree, workers, ledger and folder of code objects."""
 
     root: Path
     layers: tuple[str, ...] = ("sha256:" + "a" * 64,)
@@ -77,7 +77,7 @@ class Machine:
             return run_campaign(rules, executor, ledger, self.out, worker_tree="/src", keep_going=True, shared=shared)
 
     def files(self) -> dict[str, bytes]:
-        """All that the campaign left, by path."""
+        """Return the content of all files that the campaign wrote, by path."""
         return {
             path.relative_to(self.out).as_posix(): path.read_bytes() for path in self.out.rglob("*") if path.is_file()
         }
@@ -92,7 +92,7 @@ def record_path(store: Path, machine: Machine, rule: Rule) -> Path:
     return store / "store" / "results" / name[:2] / name[2:]
 
 
-def test_what_one_machine_compiled_another_takes(tmp_path: Path) -> None:
+def test_second_machine_takes_stored_results_and_compiles_nothing(tmp_path: Path) -> None:
     first, second, alone = (Machine(tmp_path / name) for name in ("first", "second", "alone"))
     made = first.run(store_at(tmp_path))
     taken = second.run(store_at(tmp_path))
@@ -106,7 +106,7 @@ def test_what_one_machine_compiled_another_takes(tmp_path: Path) -> None:
     assert second.run(store_at(tmp_path)).skipped == 3
 
 
-def test_after_a_change_only_what_reaches_it_is_compiled(tmp_path: Path) -> None:
+def test_source_change_recompiles_only_kernels_that_use_the_file(tmp_path: Path) -> None:
     Machine(tmp_path / "first").run(store_at(tmp_path))
     second = Machine(tmp_path / "second")
     (second.tree / "helper.py").write_text("WIDTH = 2\n")
@@ -119,7 +119,7 @@ def test_after_a_change_only_what_reaches_it_is_compiled(tmp_path: Path) -> None
     assert third.workers.tries == ["three"]
 
 
-def test_options_and_gpu_are_in_the_name(tmp_path: Path) -> None:
+def test_result_name_depends_on_options_signature_and_gpu_but_not_output_path(tmp_path: Path) -> None:
     naming = Machine(tmp_path).naming()
     rule = rules_of("one")[0]
     others = [
@@ -133,7 +133,7 @@ def test_options_and_gpu_are_in_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a bit of the object", "a bit of the statement", "cut", "a folder"])
-def test_damaged_bytes_are_found_and_replaced(tmp_path: Path, damage: str) -> None:
+def test_damaged_record_is_recompiled_and_replaced(tmp_path: Path, damage: str) -> None:
     first = Machine(tmp_path / "first")
     first.run(store_at(tmp_path))
     path = record_path(tmp_path, first, rules_of("two")[0])
@@ -160,7 +160,7 @@ def test_damaged_bytes_are_found_and_replaced(tmp_path: Path, damage: str) -> No
 
 
 def forge(machine: Machine, store: Path, rule: Rule, **changes: Any) -> None:
-    """Put a record into a store that is whole, and not what its name says."""
+    """Store a well-formed record for a rule; `changes` replace parts of its content."""
     metadata = {"shared": 0, "num_warps": 4, "warp_size": 64, "compile_status": "Complete", "arch": rule.target}
     facts: dict[str, Any] = {
         "inputs": machine.naming().inputs(rule),
@@ -174,7 +174,7 @@ def forge(machine: Machine, store: Path, rule: Rule, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("forged", ["another GPU", "another Triton", "another rule", "no facts"])
-def test_an_object_of_something_else_is_compiled_here_and_replaced(tmp_path: Path, forged: str) -> None:
+def test_forged_record_is_recompiled_and_replaced(tmp_path: Path, forged: str) -> None:
     first = Machine(tmp_path / "first")
     first.run(store_at(tmp_path))
     rule = rules_of("two")[0]
@@ -205,7 +205,7 @@ def test_with_a_key_only_what_it_signed_counts(tmp_path: Path) -> None:
     assert second.run(store_at(tmp_path), key=PlainKey("theirs", private=False)).shared["taken"] == 0
 
 
-def test_failures_are_no_results(tmp_path: Path) -> None:
+def test_failed_kernel_is_not_added_to_the_store(tmp_path: Path) -> None:
     rules = rules_of("one", "fails")
     Machine(tmp_path / "first").run(store_at(tmp_path), rules)
     second = Machine(tmp_path / "second")
@@ -225,7 +225,7 @@ for number in range(150):
 """
 
 
-def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_two_concurrent_writers_store_all_records(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "store")]) for _ in range(2)]
     assert [writer.wait(1200) for writer in writers] == [0, 0]
     store = store_at(tmp_path)
@@ -237,7 +237,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "store").rglob("*.partial"))
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_refused_as_a_store(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("mine")
     with refused("not-a-kernel-store"):
@@ -245,8 +245,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["unsigned", "damaged"])
-def test_a_run_that_continues_replaces_records_that_cannot_be_used(tmp_path: Path, how: str) -> None:
-    """A merge takes only the records of the shards."""
+def test_continued_run_replaces_unsigned_and_damaged_records(tmp_path: Path, how: str) -> None:
+    """A merge compiles nothing, so it needs a usable record of each kernel in the store of the shard."""
     machine, store, rules = Machine(tmp_path / "shard"), tmp_path / "store", rules_of(*KERNELS)
     key = PlainKey("ours")
     machine.run(store_at(store), rules[:2], key=None if how == "unsigned" else key)

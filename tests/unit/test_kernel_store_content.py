@@ -1,4 +1,4 @@
-"""Content of a kernel store that cannot be used: it is passed over or refused, and no campaign ends by it."""
+"""Tests of invalid records and shard marks in a kernel store."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DEEP = "[" * 100_000
 
 
 @pytest.mark.parametrize("value", [10**400, -1, 1e12, "nan", None, [1]])
-def test_what_is_no_time_is_refused(value: Any) -> None:
+def test_invalid_duration_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         read_seconds(value)
 
 
 @pytest.mark.parametrize("said", ['{"seconds": 1e999}', f'{{"seconds": {"9" * 400}}}', '{"size": Infinity}', DEEP])
-def test_a_record_with_such_is_damaged(said: str) -> None:
+def test_record_with_invalid_numbers_or_deep_json_is_damaged(said: str) -> None:
     whole = {"inputs": {}, "json": "{}", "bitcode": [], "seconds": 1, "about": {}, "sha256": "", "size": 0}
     try:
         statement = json.dumps({**whole, **json.loads(said)})
@@ -38,8 +38,8 @@ def test_a_record_with_such_is_damaged(said: str) -> None:
 
 
 @pytest.mark.parametrize("value", [1.0, True])
-def test_a_result_of_an_equal_constant_of_another_type_is_not_taken(value: Any) -> None:
-    """Its name differs, but an edited store can give it under the name of the other, with its signature."""
+def test_result_with_equal_constant_of_another_type_is_not_taken(value: Any) -> None:
+    """The names of the two results differ, but an edited store can contain a signed record under the other name."""
     made = Result(inputs={"rule": {"constexprs": {"BLOCK": value}}}, code=b"object", metadata=b"{}").record()
     assert read_record(made, {"rule": {"constexprs": {"BLOCK": value}}}).code == b"object"
     with pytest.raises(DamagedError, match="rule"):
@@ -47,14 +47,14 @@ def test_a_result_of_an_equal_constant_of_another_type_is_not_taken(value: Any) 
 
 
 @pytest.mark.parametrize("rule", ["abc", 7, [1]])
-def test_a_result_whose_rule_is_no_object_is_damaged(rule: Any) -> None:
+def test_result_whose_rule_is_not_an_object_is_damaged(rule: Any) -> None:
     made = Result(inputs={"rule": rule}, code=b"object", metadata=b"{}").record()
     with pytest.raises(DamagedError):
         read_record(made, {"rule": {"target": "gfx942"}})
 
 
 @pytest.mark.parametrize("changes", [{"of": 30_000_000}, {"shard": 0}, {"shard": 3}, {"shard": -1}])
-def test_a_mark_of_a_shard_that_there_is_not(tmp_path: Path, changes: dict[str, int]) -> None:
+def test_mark_of_an_invalid_shard_is_refused(tmp_path: Path, changes: dict[str, int]) -> None:
     store = folder(tmp_path / "store")
     run(Machine(tmp_path / "first"), [store], (1, 2))
     (name,) = store.notes("shard-")

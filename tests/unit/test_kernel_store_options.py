@@ -1,4 +1,4 @@
-"""The kernel stores of a request: where they are, and by whose key their results must be signed."""
+"""Tests of the options for kernel stores, shards and keys."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from toolchain.trust.keys import new_key
 
 
 @pytest.mark.parametrize("text", ["", "0/4", "5/4", "1", "1/0", "a/b", "1/2/3", "-1/2"])
-def test_what_is_no_shard_is_refused(text: str) -> None:
+def test_invalid_shard_is_refused(text: str) -> None:
     assert shard("4/4") == (4, 4)
     with refused("not-a-shard", "K/N"):
         shard(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "every", "9" * 5000])
-def test_what_is_no_number_of_kernels_is_refused(text: str) -> None:
+def test_invalid_number_of_kernels_to_check_is_refused(text: str) -> None:
     assert (check("300"), check("all")) == (300, 0)
     with refused("not-a-number"):
         check(text)
@@ -52,14 +52,14 @@ def test_a_store_without_a_key_is_told(
     assert ("--kernel-key" in capsys.readouterr().err) == warned
 
 
-def test_a_key_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
+def test_invalid_kernel_key_is_refused_before_the_build(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no key")
     for wrong in ("not-there", ".", "text"):
         with pytest.raises(ConfigError):
             build_cmd._check_kernel_store(Request(cache=Cache(tmp_path / "cache"), kernel_key=tmp_path / wrong))
 
 
-def test_a_folder_that_is_no_store_is_refused_before_the_build(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_store_is_refused_before_the_build(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     request = Request(cache=Cache(tmp_path / "cache"))
@@ -73,7 +73,7 @@ def test_a_folder_that_is_no_store_is_refused_before_the_build(tmp_path: Path) -
             build_cmd._check_kernel_store(replace(request, shards=(tmp_path / place,)))
 
 
-def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:
+def test_private_key_signs_results_and_its_public_half_verifies_them(tmp_path: Path) -> None:
     new_key(tmp_path / "ours")
     new_key(tmp_path / "theirs")
     ours, public = result_key(tmp_path / "ours"), result_key(tmp_path / "ours.pub")
@@ -89,7 +89,7 @@ def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> Non
     assert b"keyid" in line
 
 
-def test_what_is_no_object_is_not_left_behind(tmp_path: Path) -> None:
+def test_invalid_code_object_from_a_store_is_removed(tmp_path: Path) -> None:
     machine, rule = Machine(tmp_path / "machine"), rules_of("one")[0]
     forge(machine, tmp_path, rule, code=b"\x7fELF of nobody")
     request = Request(cache=Cache(tmp_path / "cache"), kernel_store=tmp_path / "store")
@@ -102,9 +102,7 @@ def test_what_is_no_object_is_not_left_behind(tmp_path: Path) -> None:
     assert shared_results(replace(request, kernel_store=None), machine.naming()) is None
 
 
-def test_a_finished_shard_is_built_again_for_the_store_that_is_named_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_stage_is_built_again_for_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path / "cache")
     finished = finished_base(cache, tmp_path / "work")
     again = []
@@ -113,7 +111,7 @@ def test_a_finished_shard_is_built_again_for_the_store_that_is_named_now(
         again.append("base")
         return finished
 
-    # A base is a campaign here: the kernels' own stages want an engine.
+    # The base stands for a stage with a campaign, because the stages that compile kernels need a container engine.
     monkeypatch.setattr(run, "CAMPAIGNS", ("base",))
     monkeypatch.setattr(run, "_build_stage", build_stage)
     run.build(Request(cache=cache), "base")

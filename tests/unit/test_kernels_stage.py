@@ -1,4 +1,4 @@
-"""stages.kernels: what makes its result another one."""
+"""Tests of the inputs, the allocator and the facts of the kernels stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.stage import Planned
 
 
-def test_patience_counts_where_it_decides_which_kernels_are_known_bad(tmp_path: Path) -> None:
+def test_kernel_timeout_is_an_input_only_with_keep_going(tmp_path: Path) -> None:
     request = Request(cache=Cache(tmp_path), allow_binary=("triton-wheel",))
     dependencies = {
         "triton": Planned(name="triton", image="t", inputs={"x": 1}),
@@ -32,7 +32,7 @@ def test_patience_counts_where_it_decides_which_kernels_are_known_bad(tmp_path: 
     assert digest(keep_going=True, kernel_timeout=60.0) != digest(keep_going=True, kernel_timeout=90.0)
 
 
-def test_compile_processes_have_the_allocator_of_a_base_that_installs_one(tmp_path: Path) -> None:
+def test_compile_processes_preload_the_allocator_of_the_base(tmp_path: Path) -> None:
     def given(base: str) -> dict[str, str]:
         return allocator(Request(cache=Cache(tmp_path), base=parse_base(base)))
 
@@ -42,7 +42,7 @@ def test_compile_processes_have_the_allocator_of_a_base_that_installs_one(tmp_pa
     assert given("almalinux8") == given(f"oci:{tmp_path}:mine") == {}
 
 
-def test_kernels_of_stores_are_counted_by_signer() -> None:
+def test_stored_kernels_are_counted_by_signer() -> None:
     def entry(origin: str, signer: str = "") -> Entry:
         return Entry.of(make_rule("k"), DONE, origin=origin, signer=signer)
 

@@ -1,4 +1,4 @@
-"""Signatures by identity, from the token to the verdict, against a Sigstore on this machine."""
+"""Tests of signing and verification by identity, with a fake Sigstore."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Place:
         return Identity(WHO, ISSUER, self.config)
 
     def publish(self) -> int:
-        """Sign and attach; how many entries the log has then."""
+        """Sign and attach the evidence, and return the number of entries in the log."""
         stand = self.stand
         signer = Keyless(self.config)
         done = attach_evidence(
@@ -63,7 +63,7 @@ class Place:
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No CI, no token."""
+    """Remove the variables of CI systems and the token from the environment."""
     for name in ("GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI", keyless.TOKEN):
         monkeypatch.delenv(name, raising=False)
 
@@ -77,7 +77,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: None) -> Itera
         yield Place(stand, server, server.write_config(tmp_path / "trust config.json"))
 
 
-def test_signed_and_verified(place: Place) -> None:
+def test_image_signed_by_identity_is_trusted_by_identity_but_not_by_key(place: Place) -> None:
     assert place.publish() == 3, "two SBOMs and the provenance"
     verdict = place.look(source_only=True)
     assert (verdict.verdict, verdict.problems) == ("trusted", [])
@@ -88,12 +88,12 @@ def test_signed_and_verified(place: Place) -> None:
             one.annotations["dev.sigstore.bundle.predicateType"] for one in referrers(place.stand.ref, subject.digest)
         ]
         assert set(noted) == {SPDX.predicate, CYCLONEDX.predicate, PREDICATE}
-    # A key is not asked for by an identity, nor the other way round.
+    # Verification by key does not accept a signature by identity.
     key = place.stand.signer.public
     assert verify(place.stand.ref, place.stand.layout, place.stand.index, key=key).verdict == "untrusted"
 
 
-def test_what_is_signed_is_not_signed_again(place: Place) -> None:
+def test_unchanged_statement_is_not_signed_again(place: Place) -> None:
     assert (place.publish(), place.publish()) == (3, 3)
     place.stand.image_facts = replace(place.stand.image_facts, finished=1.0)
     changed = replace(place.stand.image_facts.record, finished=1767229999.0)
@@ -101,7 +101,7 @@ def test_what_is_signed_is_not_signed_again(place: Place) -> None:
     assert place.publish() == 4, "the provenance alone says something new"
 
 
-def test_others_do_not_count(place: Place, tmp_path: Path) -> None:
+def test_signature_of_another_identity_issuer_or_sigstore_is_untrusted(place: Place, tmp_path: Path) -> None:
     place.publish()
     for name, issuer in ((WHO.replace("v1", "v2"), ISSUER), (WHO, "https://other.example"), ("", ISSUER)):
         verdict = place.look(Identity(name, issuer, place.config))
@@ -132,7 +132,7 @@ def _flip(text: str) -> str:
     ],
     ids=lambda path: ".".join(str(part) for part in path),
 )
-def test_a_changed_bundle(place: Place, path: tuple[str | int, ...]) -> None:
+def test_changed_bundle_is_refused(place: Place, path: tuple[str | int, ...]) -> None:
     statement = place.stand.sbom_statement()
     content = Keyless(place.config).sign(statement)
     assert json.loads(place.identity.opened(content).payload) == statement
@@ -155,12 +155,12 @@ def test_a_changed_bundle(place: Place, path: tuple[str | int, ...]) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[", b"[" * 100_000, b'{"mediaType": 5}', b"\xff"])
-def test_no_bundle(place: Place, content: bytes) -> None:
+def test_malformed_bundle_is_refused(place: Place, content: bytes) -> None:
     with pytest.raises(UntrustedError):
         place.identity.opened(content)
 
 
-def test_no_identity(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_unusable_token_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(keyless.TOKEN)
     with refused("identity-missing") as caught:
         Keyless(place.config)
@@ -172,7 +172,7 @@ def test_no_identity(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         assert bad not in str(caught.value) or bad == "x"
 
 
-def test_a_token_that_ends_is_asked_for_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_token_is_requested_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     signer = Keyless(place.config)
     monkeypatch.setattr(signer._token, "_exp", 1)
     statement = place.stand.sbom_statement()
@@ -192,7 +192,9 @@ def test_a_token_that_ends_is_asked_for_again(place: Place, monkeypatch: pytest.
         ("/api/v1", 502, UnreachableError),
     ],
 )
-def test_a_sigstore_that_does_not_sign(place: Place, path: str, status: int, error: type[Exception]) -> None:
+def test_error_status_of_sigstore_is_reported_without_the_token(
+    place: Place, path: str, status: int, error: type[Exception]
+) -> None:
     place.server.statuses[path] = status
     signer = Keyless(place.config)
     with refused("sigstore-refused") as caught:
@@ -215,21 +217,21 @@ def test_nobody_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         signer.sign(statement)
 
 
-def test_a_trust_config_that_is_none(place: Place, tmp_path: Path) -> None:
+def test_malformed_or_missing_trust_config_is_refused(place: Place, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("{")
     for path in (tmp_path / "x", tmp_path / "none"):
         with refused("trust-config-malformed"):
             Identity(WHO, ISSUER, path).opened(b"{}")
 
 
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sigstore_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sigstore", None)
     monkeypatch.setitem(sys.modules, "sigstore.models", None)
     with refused("sigstore-missing"):
         Keyless()
 
 
-def test_a_listed_identity_counts_as_a_rebuilder_and_grants_its_level(place: Place, tmp_path: Path) -> None:
+def test_listed_identity_is_a_rebuilder_and_grants_its_level(place: Place, tmp_path: Path) -> None:
     facts = place.stand.image_facts
     built = replace(facts.record, tool={**facts.record.tool, "builder": "https://ci.example/build"})
     place.stand.image_facts = replace(facts, record=built)
@@ -245,7 +247,9 @@ def test_a_listed_identity_counts_as_a_rebuilder_and_grants_its_level(place: Pla
         assert CliRunner().invoke(app, [*words, "--rebuilders", "1"]).exit_code == code
 
 
-def test_by_the_command_line(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_publish_and_verify_by_identity_without_storing_the_token(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = Cache(tmp_path / "cache")
     finished_base(cache, tmp_path / "base")
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(cache.root))
@@ -274,7 +278,7 @@ def test_by_the_command_line(place: Place, tmp_path: Path, monkeypatch: pytest.M
         server.seen.clear()
         assert (call(*publish).exit_code, server.seen) == (3, []), "told before anything is sent"
         stored = b"".join([*server.blobs.values(), *(content for _, content in server.manifests.values())])
-        # Sigstore's library would accept every issuer for an empty one.
+        # For an empty issuer, sigstore would skip the check of the issuer.
         alone = (("--identity", "me"), ("--issuer", "x"), (*name, "--public-key", "x"), (*name[:3], ""))
         for words in alone:
             assert call("verify", ref, *words).exit_code == 3

@@ -45,7 +45,7 @@ def fill(tree: Path, names: list[str]) -> None:
         path.chmod(0o700 if name.endswith("x") else 0o600)
 
 
-def test_same_tree_made_otherwise_is_the_same_layer(tmp_path: Path) -> None:
+def test_layer_does_not_depend_on_creation_order_umask_or_times(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / 'two with "quotes"'
     fill(one, NAMES)
     old = os.umask(0o077)
@@ -64,8 +64,8 @@ def test_same_tree_made_otherwise_is_the_same_layer(tmp_path: Path) -> None:
     assert write_layer(one, tmp_path / "4.tar").diff_id != first.diff_id
 
 
-def test_the_bytes_of_a_layer_stay_as_they_were_released(tmp_path: Path) -> None:
-    """Another digest here means another digest for every image ever published: raise digest.FORMAT."""
+def test_layer_digest_is_the_same_as_in_earlier_releases(tmp_path: Path) -> None:
+    """If this digest changes, rebuilt images differ from those that were published, so increase digest.FORMAT."""
     fill(tmp_path / "t", NAMES)
     (tmp_path / "t" / "usr" / "link").symlink_to("lib64/ünïcode")
     os.link(tmp_path / "t" / NAMES[0], tmp_path / "t" / "usr" / "hard")
@@ -105,7 +105,7 @@ def test_hard_links_point_to_the_first_name(tmp_path: Path) -> None:
         assert got.getmember("zz").islnk()
 
 
-def test_links_stay_as_they_are_and_are_not_followed(tmp_path: Path) -> None:
+def test_symlinks_are_stored_and_not_followed(tmp_path: Path) -> None:
     tree = tmp_path / "t"
     (tree / "real").mkdir(parents=True)
     (tree / "real" / "file").write_text("x")
@@ -119,7 +119,7 @@ def test_links_stay_as_they_are_and_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [99, 100, 101, 255])
-def test_names_of_every_length_around_the_limits_of_tar(tmp_path: Path, length: int) -> None:
+def test_names_near_the_length_limits_of_tar_are_stored(tmp_path: Path, length: int) -> None:
     tree = tmp_path / "t"
     (tree / ("d" * length)).mkdir(parents=True)
     (tree / ("f" * length)).write_text("x")
@@ -130,7 +130,7 @@ def test_names_of_every_length_around_the_limits_of_tar(tmp_path: Path, length: 
         assert got.getmember("link").linkname == "l" * length
 
 
-def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+def test_name_that_is_not_utf8_is_stored(tmp_path: Path) -> None:
     tree = tmp_path / "t"
     tree.mkdir()
     name = os.fsdecode(b"\xff\xfe-" + b"l" * 110)
@@ -140,14 +140,14 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
         assert got.getnames() == [name]
 
 
-def test_what_is_excluded_is_left_out_with_all_below(tmp_path: Path) -> None:
+def test_excluded_paths_are_left_out_of_an_archive(tmp_path: Path) -> None:
     fill(tmp_path / "t", ["a/x", "a/y.pyc", "b/c/d", "b/e"])
     write_tar_gz(tmp_path / "t", tmp_path / "t.tar.gz", top="t", exclude=["b/c", "*.pyc"])
     with tarfile.open(tmp_path / "t.tar.gz") as got:
         assert got.getnames() == ["t", "t/a", "t/a/x", "t/b", "t/b/e"]
 
 
-def test_a_layer_of_ours_refuses_pipes_and_drops_setuid(tmp_path: Path) -> None:
+def test_normalised_layer_refuses_pipes_and_drops_setuid(tmp_path: Path) -> None:
     tree = tmp_path / "t"
     fill(tree, ["x"])
     (tree / "x").chmod(0o4755)
@@ -161,7 +161,7 @@ def test_a_layer_of_ours_refuses_pipes_and_drops_setuid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "normalise"), [("usr/.wh.lib", True), (".wh..wh..opq", False), ("usr/.wh.d/x", True)])
-def test_a_tree_that_deletes_files_of_the_layers_below(tmp_path: Path, name: str, normalise: bool) -> None:
+def test_tree_with_whiteouts_is_refused_unless_they_are_allowed(tmp_path: Path, name: str, normalise: bool) -> None:
     fill(tmp_path / "t", [name, "usr/a.wh.b"])
     with refused("whiteout-in-tree"):
         write_layer(tmp_path / "t", tmp_path / "t.tar", normalise=normalise)
@@ -169,7 +169,7 @@ def test_a_tree_that_deletes_files_of_the_layers_below(tmp_path: Path, name: str
     write_layer(tmp_path / "t", tmp_path / "t.tar", normalise=normalise, whiteouts=True)
 
 
-def test_a_base_keeps_modes_owners_and_pipes(tmp_path: Path) -> None:
+def test_base_layer_keeps_modes_owners_and_pipes(tmp_path: Path) -> None:
     tree = tmp_path / "t"
     fill(tree, ["bin/su"])
     (tree / "bin" / "su").chmod(0o4750)
@@ -186,7 +186,7 @@ def test_a_base_keeps_modes_owners_and_pipes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_owners_of_a_user_namespace_are_those_of_the_image(tmp_path: Path) -> None:
+def test_owners_in_a_user_namespace_become_owners_in_the_image(tmp_path: Path) -> None:
     tree = tmp_path / "t"
     fill(tree, ["bin/ping", "home/file"])
     for path, number in ((tree / "bin", 0), (tree / "bin/ping", 0), (tree / "home", 1000), (tree / "home/file", 1000)):
@@ -201,18 +201,18 @@ def test_owners_of_a_user_namespace_are_those_of_the_image(tmp_path: Path) -> No
         write_layer(tree, tmp_path / "t.tar", normalise=False, first_id=500_000)
 
 
-def test_capabilities_of_a_user_namespace_are_plain_ones() -> None:
+def test_capability_of_a_user_namespace_becomes_a_plain_capability() -> None:
     plain = bytes.fromhex("0100000200040000000000000000000000000000")
     assert plain_capability(bytes.fromhex("01000003") + plain[4:] + (500_000).to_bytes(4, "little")) == plain
     assert plain_capability(plain) == plain
 
 
-def test_a_file_that_shrinks_is_an_error() -> None:
+def test_file_that_shrinks_is_refused() -> None:
     with refused("file-shrank"):
         tar.copy_content(io.BytesIO(b"abc"), io.BytesIO(), 5, name="lib.a")
 
 
-def test_sizes_and_ids_beyond_ustar() -> None:
+def test_header_holds_size_and_id_beyond_the_limits_of_ustar() -> None:
     member = tar.Member(name=b"big", kind=tar.REGULAR, mode=0o644, mtime=0, size=9 << 30, uid=1 << 22)
     info = tarfile.TarInfo.frombuf(member.header()[-512:], "utf-8", "strict")
     assert info.name == "big"
@@ -222,7 +222,7 @@ def test_sizes_and_ids_beyond_ustar() -> None:
         assert (read.size, read.uid) == (9 << 30, 1 << 22)
 
 
-def test_a_capability_survives_as_bytes() -> None:
+def test_capability_is_stored_as_bytes() -> None:
     value = bytes(range(20))
     member = tar.Member(name=b"ping", kind=tar.REGULAR, mode=0o755, mtime=0, xattrs={tar.CAPABILITY: value})
     with tarfile.open(fileobj=io.BytesIO(member.header() + tar.END), errors="surrogateescape") as got:
@@ -246,7 +246,7 @@ def entry(
     return info
 
 
-def test_normalise_tar_keeps_what_counts(tmp_path: Path) -> None:
+def test_normalise_tar_keeps_modes_ids_links_and_capabilities(tmp_path: Path) -> None:
     device = entry("./dev/null", tarfile.CHRTYPE, mode=0o666)
     device.devmajor, device.devminor = 1, 3
     ping = entry("./bin/ping", mode=0o4755, mtime=EPOCH + 99.5)
@@ -278,7 +278,7 @@ def test_normalise_tar_keeps_what_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../etc/passwd", "/etc/passwd", "a/../../b"])
-def test_normalise_tar_refuses_names_outside(tmp_path: Path, name: str) -> None:
+def test_normalise_tar_refuses_names_outside_the_tree(tmp_path: Path, name: str) -> None:
     write_foreign(tmp_path / "in.tar", [(entry(name), b"x")])
     with refused("tar-name-escapes"):
         normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar")
@@ -302,7 +302,7 @@ def test_normalise_tar_refuses_a_device_that_no_header_can_hold(tmp_path: Path, 
     assert not (tmp_path / "out.tar").exists()
 
 
-def test_normalise_tar_refuses_what_is_no_tar_or_ends_early(tmp_path: Path) -> None:
+def test_normalise_tar_refuses_text_files_and_truncated_archives(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x" * 2000)
     with pytest.raises(SourceError):
         normalise_tar(tmp_path / "text", tmp_path / "out.tar")
@@ -314,7 +314,7 @@ def test_normalise_tar_refuses_what_is_no_tar_or_ends_early(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 12345])
-def test_gzip_is_one_stream_alike_for_any_number_of_threads(size: int) -> None:
+def test_gzip_output_is_one_stream_and_does_not_depend_on_thread_count(size: int) -> None:
     content = (random.Random(size).randbytes(size // 2) + b"abcd" * (size // 8 + 1))[:size]
     outs = []
     for threads, step in ((1, 1 << 20), (3, 77_777)):
@@ -335,7 +335,7 @@ def test_gzip_is_one_stream_alike_for_any_number_of_threads(size: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["none", "gzip", "zstd"])
-def test_compress_says_what_it_wrote(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compress_reports_digest_size_and_media_type(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = tmp_path / "t"
     fill(tree, NAMES)
     (tree / "big").write_bytes(random.Random(1).randbytes(100_000) * 4)
@@ -355,7 +355,7 @@ def test_compress_says_what_it_wrote(tmp_path: Path, how: str, monkeypatch: pyte
     assert compressor_id(how).startswith(f"{how}/")  # type: ignore[arg-type]
 
 
-def test_nothing_stands_under_the_final_name_after_an_error(tmp_path: Path) -> None:
+def test_hashed_file_leaves_no_file_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError), HashedFile(tmp_path / "out") as sink:
         sink.write("no bytes")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
@@ -377,8 +377,8 @@ def test_archive_has_one_top_folder_and_is_deterministic(tmp_path: Path) -> None
             write_tar_gz(tree, tmp_path / "c.tar.gz", top=bad)
 
 
-def test_apts_own_folders_are_root_s_whoever_made_the_base(tmp_path: Path) -> None:
-    """apt gives them to its own user where it may change to it."""
+def test_folders_of_apt_in_a_base_belong_to_root(tmp_path: Path) -> None:
+    """apt gives these folders to its own user, but only if it can switch to that user."""
     found = set()
     for owner in (0, 42):
         with tarfile.open(tmp_path / "in.tar", "w") as made:

@@ -1,4 +1,4 @@
-"""The files of layers as the bill of materials lists them: read from every kind, and nothing hides."""
+"""Tests of reading the files of layers, and of layers that hide files from some programs."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     path = tar(tmp_path / "t", ("./a\udcff", b"x"))
     (one,) = layer_files(path, media.LAYER)
     assert one.path == "a\\xff"
-    canonical(one.path)  # can be written as JSON
+    canonical(one.path)  # raises an error if the path cannot be written as JSON
 
 
-def test_hard_links_count_as_files(tmp_path: Path) -> None:
+def test_hard_link_is_listed_as_a_file(tmp_path: Path) -> None:
     link = tarfile.TarInfo("b")
     link.type, link.linkname = tarfile.LNKTYPE, "a"
     one, other = layer_files(tar(tmp_path / "t", ("a", b"x"), extra=(link,)), media.LAYER)
@@ -69,8 +69,8 @@ def test_hard_links_count_as_files(tmp_path: Path) -> None:
     assert one.sha256 == other.sha256
 
 
-def test_nothing_hides_in_a_layer(tmp_path: Path) -> None:
-    """Behind the end mark, or behind garbage that one reader takes for the end and another passes over."""
+def test_data_after_the_end_mark_or_garbage_is_refused(tmp_path: Path) -> None:
+    """Some programs stop at an end mark or at garbage, and others continue, so files could hide behind it."""
     first = tar(tmp_path / "a", ("a", b"x")).read_bytes()
     second = tar(tmp_path / "b", ("b", b"evil")).read_bytes()
     end = first.index(b"x") + 512
@@ -90,7 +90,7 @@ def test_nothing_hides_in_a_layer(tmp_path: Path) -> None:
     assert len(layer_files(tmp_path / "padded", media.LAYER)) == 1
 
 
-def test_layers_that_lie(tmp_path: Path) -> None:
+def test_invalid_layer_is_refused(tmp_path: Path) -> None:
     with refused("layer-member-twice"):
         layer_files(tar(tmp_path / "twice", ("a", b"x"), ("./a", b"y")), media.LAYER)
     lost = tarfile.TarInfo("b")
@@ -117,7 +117,7 @@ def test_layers_that_lie(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["a" * 5000], [f"{at}" for at in range(6)], ["a" * 40, "b" * 40]])
-def test_more_names_than_any_layer_has_are_refused(
+def test_layer_with_too_many_or_too_long_names_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
     """A gzip layer of 20 MB could name millions of empty files, which were all kept in memory."""
@@ -139,7 +139,7 @@ def _member(name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", **mo
 
 
 def _with(member: bytes, *changes: tuple[int, bytes]) -> bytes:
-    """The member with other bytes in its header, and the right checksum."""
+    """Return the member with changed bytes in its header, and a valid checksum."""
     block = bytearray(member)
     for start, text in (*changes, (148, b" " * 8)):
         block[start : start + len(text)] = text
@@ -157,7 +157,7 @@ def _long(name: str) -> bytes:
 
 
 _TOOL = _member("usr/tool", content=b"good")
-_OLD, _GNU = (257, b"\0" * 8), (257, b"ustar  \0")  # the magic number of the formats v7 and gnu
+_OLD, _GNU = (257, b"\0" * 8), (257, b"ustar  \0")  # the magic numbers of the formats v7 and gnu
 _GLOBAL = tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"})
 
 
@@ -203,7 +203,7 @@ _GLOBAL = tarfile.TarInfo.create_pax_global_header({"path": "usr/tool"})
         (_member("", content=b"evil"), "layer-name-unsafe"),
     ],
 )
-def test_layers_that_two_readers_unpack_differently(tmp_path: Path, members: bytes, says: str) -> None:
+def test_layer_that_programs_unpack_differently_is_refused(tmp_path: Path, members: bytes, says: str) -> None:
     (tmp_path / "t").write_bytes(members + b"\0" * 1024)
     with refused(says):
         layer_files(tmp_path / "t", media.LAYER)
@@ -217,13 +217,15 @@ def test_layers_that_two_readers_unpack_differently(tmp_path: Path, members: byt
         (["--format=gnu"], ""),
         (["--format=ustar"], ""),
         (["--format=posix"], ""),
-        # The times are where Python expects the prefix of the name, so it would read other names.
+        # Its headers have times where Python expects the prefix of the name, so Python would read other names.
         (["--format=gnu", "--incremental"], "layer-header-ambiguous"),
         (["--format=gnu", "--sparse"], "layer-member-kind"),
         (["--format=posix", "--sparse"], "layer-sparse-file"),
     ],
 )
-def test_layers_of_gnu_tar(tmp_path: Path, options: list[str], says: str) -> None:
+def test_layer_by_gnu_tar_is_read_unless_it_is_incremental_or_sparse(
+    tmp_path: Path, options: list[str], says: str
+) -> None:
     deep = "" if "--format=v7" in options else f"{'d' * 80}/{'e' * 60}/"
     files = ["a", f"{deep}b", f"{deep}sparse", *(["n" * 150] if options[0][9:] in {"oldgnu", "gnu", "posix"} else [])]
     for name in files:
@@ -242,7 +244,7 @@ def test_layers_of_gnu_tar(tmp_path: Path, options: list[str], says: str) -> Non
         assert {file.path for file in layer_files(tmp_path / "t", media.LAYER)} == set(names)
 
 
-def test_what_layers_may_hold(tmp_path: Path) -> None:
+def test_files_and_links_are_listed_but_not_folders_or_special_files(tmp_path: Path) -> None:
     members = (
         _member("./", tarfile.DIRTYPE) + _member("./usr/", tarfile.DIRTYPE) + _member("./usr/tool", content=b"good")
         + _member("dev/null", tarfile.CHRTYPE) + _member("pipe", tarfile.FIFOTYPE)

@@ -32,7 +32,7 @@ def stray(layout: Layout) -> list[str]:
     return [path.name for path in (layout.root / "blobs" / "sha256").iterdir() if path.name.startswith(".")]
 
 
-def test_a_new_layout_is_one_as_the_specification_says(layout: Layout) -> None:
+def test_new_layout_follows_the_specification_and_other_versions_are_refused(layout: Layout) -> None:
     assert json.loads((layout.root / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     index = json.loads((layout.root / "index.json").read_text())
     assert (index["schemaVersion"], index["manifests"]) == (2, [])
@@ -41,7 +41,7 @@ def test_a_new_layout_is_one_as_the_specification_says(layout: Layout) -> None:
         layout.ensure()
 
 
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+def test_file_and_folder_without_a_layout_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with refused("layout-unusable"):
         Layout(tmp_path / "file").ensure()
@@ -80,8 +80,8 @@ def test_a_file_with_another_digest_is_not_stored(layout: Layout, tmp_path: Path
 
 
 @pytest.mark.parametrize(("harm", "move"), [(b"contenX", True), (b"cut", False), (b"", True)])
-def test_what_decayed_is_stored_again(layout: Layout, tmp_path: Path, harm: bytes, move: bool) -> None:
-    """Also where what is there has the size that it must have."""
+def test_damaged_blob_is_stored_again(layout: Layout, tmp_path: Path, harm: bytes, move: bool) -> None:
+    """Damage is found even if the damaged blob has the right size."""
     source = tmp_path / "file"
     source.write_bytes(b"content")
     stored = layout.put_bytes(b"content", media.CONFIG)
@@ -95,8 +95,8 @@ def test_what_decayed_is_stored_again(layout: Layout, tmp_path: Path, harm: byte
 
 
 @pytest.mark.parametrize("move", [True, False])
-def test_a_blob_is_stored_in_its_own_place(layout: Layout, move: bool) -> None:
-    """As where a base is an image of the cache that it is copied to."""
+def test_put_file_accepts_the_path_of_the_blob_itself(layout: Layout, move: bool) -> None:
+    """This happens if a base is an image in the cache to which it is copied."""
     stored = layout.put_bytes(b"content", media.CONFIG)
     path = layout.blob(stored.digest)
     assert layout.put_file(path, digest=stored.digest, move=move).digest == stored.digest
@@ -108,12 +108,12 @@ def test_a_blob_is_stored_in_its_own_place(layout: Layout, move: bool) -> None:
 
 
 @pytest.mark.parametrize("bad", ["sha256:..", "sha256:" + "g" * 64, "../../etc/passwd", "sha512:" + "a" * 128, ""])
-def test_only_digests_become_paths(layout: Layout, bad: str) -> None:
+def test_invalid_digest_does_not_become_a_path(layout: Layout, bad: str) -> None:
     with refused("not-a-digest"):
         layout.blob(bad)
 
 
-def test_a_missing_or_damaged_blob(layout: Layout) -> None:
+def test_missing_or_damaged_blob_is_refused(layout: Layout) -> None:
     with refused("blob-missing"):
         layout.blob("sha256:" + "0" * 64)
     stored = layout.put_bytes(b"{}", media.CONFIG)
@@ -125,7 +125,7 @@ def test_a_missing_or_damaged_blob(layout: Layout) -> None:
         layout.read(stored)
 
 
-def test_tags_move_and_entries_of_others_stay(layout: Layout) -> None:
+def test_tags_move_and_foreign_entries_are_kept(layout: Layout) -> None:
     index = json.loads((layout.root / "index.json").read_text())
     foreign = {"mediaType": media.MANIFEST, "digest": "sha256:" + "1" * 64, "size": 9, "x-else": {"kept": True}}
     index["manifests"].append(foreign)
@@ -149,8 +149,8 @@ def test_tags_move_and_entries_of_others_stay(layout: Layout) -> None:
         layout.resolve("latest")
 
 
-def test_a_name_that_is_listed_twice(layout: Layout) -> None:
-    """Another program takes the first of the two: neither is the one that is meant."""
+def test_tag_with_two_targets_is_refused(layout: Layout) -> None:
+    """Programs could choose different targets, so neither target is used."""
     one, two = layout.put_json({"manifests": []}, media.INDEX), layout.put_json({"manifests": [], "n": 2}, media.INDEX)
     layout.tag(one, "good")
     layout.tag(two, "evil")
@@ -165,13 +165,13 @@ def test_a_name_that_is_listed_twice(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("kind", [[], None, media.MANIFEST])
-def test_an_index_of_another_type(layout: Layout, kind: Any) -> None:
+def test_index_of_another_media_type_is_refused(layout: Layout, kind: Any) -> None:
     (layout.root / "index.json").write_text(json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": []}))
     with refused("not-an-index"):
         layout.refs()
 
 
-def test_a_tag_needs_a_name_and_a_blob(layout: Layout) -> None:
+def test_tag_needs_a_valid_name_and_an_existing_blob(layout: Layout) -> None:
     one = layout.put_json({}, media.INDEX)
     for bad in ("", "a b", "-x", "x\n", "x_"):
         with refused("not-a-tag"):
@@ -181,7 +181,7 @@ def test_a_tag_needs_a_name_and_a_blob(layout: Layout) -> None:
     assert layout.refs() == {}
 
 
-def test_many_tag_at_once_and_none_is_lost(layout: Layout) -> None:
+def test_concurrent_tags_are_all_kept(layout: Layout) -> None:
     one = layout.put_json({}, media.INDEX)
     threads = [threading.Thread(target=layout.tag, args=(one, f"t{n}")) for n in range(16)]
     for thread in threads:
@@ -191,8 +191,8 @@ def test_many_tag_at_once_and_none_is_lost(layout: Layout) -> None:
     assert len(layout.refs()) == 16
 
 
-def test_indexes_that_name_one_another_many_times_are_looked_at_once(layout: Layout, tmp_path: Path) -> None:
-    """Seven indexes of 60 entries each have 60^7 paths and eight digests; they were walked path by path."""
+def test_nested_indexes_are_visited_once_each(layout: Layout, tmp_path: Path) -> None:
+    """Seven nested indexes of 60 equal entries have 60^7 paths but few blobs; earlier, every path was walked."""
     item = small_index(layout, tmp_path, size=100)
     for _ in range(7):
         named = {**item.as_json(), "platform": {"os": "linux", "architecture": "amd64"}}
@@ -206,7 +206,9 @@ def test_indexes_that_name_one_another_many_times_are_looked_at_once(layout: Lay
     assert len(list(taken.walk(item))) == 7 + 7
 
 
-def test_a_tag_is_written_after_the_content(layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tag_is_not_written_if_the_content_is_damaged(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     item = small_index(layout, tmp_path, size=100)
     there = Layout(tmp_path / "there").ensure()
 
@@ -222,7 +224,7 @@ def test_a_tag_is_written_after_the_content(layout: Layout, tmp_path: Path, monk
     assert there.refs() == {}
 
 
-def test_gc_keeps_what_is_reachable(layout: Layout, tmp_path: Path) -> None:
+def test_gc_keeps_reachable_blobs_and_recent_partial_files(layout: Layout, tmp_path: Path) -> None:
     kept = small_index(layout, tmp_path, size=1000, seed=1)
     named = small_index(layout, tmp_path, size=1000, seed=2)
     lost = small_index(layout, tmp_path, size=1000, seed=3)
@@ -250,7 +252,7 @@ def test_gc_keeps_the_other_images_of_an_index_with_a_damaged_one(layout: Layout
     assert all(layout.has(item.digest) for item in (index, lost, *layout.walk(image)))
 
 
-def test_what_a_killed_publish_left_goes_a_day_later_with_the_next_name(layout: Layout, tmp_path: Path) -> None:
+def test_tagging_removes_partial_files_older_than_a_day(layout: Layout, tmp_path: Path) -> None:
     item = small_index(layout, tmp_path, size=1000, seed=1)
     new, old = (layout.root / "blobs" / "sha256" / f".x.{number}.partial" for number in (1, 2))
     for path in (new, old):
@@ -261,8 +263,8 @@ def test_what_a_killed_publish_left_goes_a_day_later_with_the_next_name(layout: 
     assert verify_layout(layout, item) == []
 
 
-def test_images_that_other_tools_left_without_a_name(layout: Layout, tmp_path: Path) -> None:
-    """As `skopeo copy … oci:DIR` leaves them, with signatures beside them."""
+def test_untagged_images_are_listed_by_digest(layout: Layout, tmp_path: Path) -> None:
+    """`skopeo copy … oci:DIR` writes images without a tag, but a signature by cosign has a tag."""
     image = layout.children(small_index(layout, tmp_path, arches="amd64"))[0]
     layout.add(image)
     signatures = {"schemaVersion": 2, "config": layout.put_json({}, media.CONFIG).as_json(), "layers": []}
@@ -279,14 +281,14 @@ def test_images_that_other_tools_left_without_a_name(layout: Layout, tmp_path: P
     assert [found.name for found in place.images(tmp_path)[1]] == ["named"]
 
 
-def test_a_digest_counts_more_than_a_tag(layout: Layout, tmp_path: Path) -> None:
+def test_digest_takes_precedence_over_tag(layout: Layout, tmp_path: Path) -> None:
     one, two = layout.children(small_index(layout, tmp_path))
     layout.tag(one, "x")
     place = LayoutPlace(LayoutRef(layout.root, "x", two.digest))
     assert {image.image.digest for image in place.images(tmp_path)[1]} == {two.digest} == {place.manifest()[0].digest}
 
 
-def test_a_file_that_cannot_be_linked_is_copied_whole_or_not_at_all(
+def test_file_that_cannot_be_linked_is_copied_whole_or_not_at_all(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def elsewhere(*_: object, **__: object) -> None:
@@ -305,7 +307,7 @@ def test_a_file_that_cannot_be_linked_is_copied_whole_or_not_at_all(
     assert not layout.has("sha256:" + "1" * 64)
 
 
-def test_publish_to_a_layout_and_back(layout: Layout, tmp_path: Path) -> None:
+def test_published_image_is_fetched_back_unchanged(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path)
     dest = LayoutRef(tmp_path / "dest dir")
     first = publish(layout, index, dest, ["latest", "abc"])
@@ -326,7 +328,7 @@ def test_publish_to_a_layout_and_back(layout: Layout, tmp_path: Path) -> None:
     assert not alone.has(index.digest)
 
 
-def test_what_decayed_in_a_folder_is_published_anew(layout: Layout, tmp_path: Path) -> None:
+def test_publish_replaces_damaged_blobs_in_a_layout(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path)
     dest = LayoutRef(tmp_path / "dest")
     publish(layout, index, dest, ["latest"])
@@ -339,7 +341,7 @@ def test_what_decayed_in_a_folder_is_published_anew(layout: Layout, tmp_path: Pa
         assert verify_layout(there, index) == []
 
 
-def test_publish_does_not_take_what_is_damaged(layout: Layout, tmp_path: Path) -> None:
+def test_publish_refuses_damaged_content(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path)
     image = layout.children(index)[1]
     layer = layout.children(image)[1]
@@ -353,7 +355,7 @@ def test_publish_does_not_take_what_is_damaged(layout: Layout, tmp_path: Path) -
     assert not there.has(image.digest)
 
 
-def test_several_images_and_no_name(layout: Layout, tmp_path: Path) -> None:
+def test_reference_without_a_name_needs_exactly_one_image(layout: Layout, tmp_path: Path) -> None:
     ref = LayoutRef(layout.root)
     with refused("place-ambiguous"):
         resolve(ref)
@@ -374,7 +376,7 @@ def test_several_images_and_no_name(layout: Layout, tmp_path: Path) -> None:
         *({"manifests": [], "annotations": notes} for notes in (["abc"], 5, {"a": 1})),
     ],
 )
-def test_a_malformed_index_is_a_clear_error(layout: Layout, value: object) -> None:
+def test_malformed_index_is_refused(layout: Layout, value: object) -> None:
     stored = layout.put_json(value, media.INDEX)
     with pytest.raises(ToolchainError):
         list(layout.walk(stored))

@@ -1,4 +1,4 @@
-"""What `verify_layout` finds in the images of a layout."""
+"""Tests of `verify_layout`, which checks the images of a layout."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_verify_unpacks_layers_and_compares_platforms(layout: Layout, tmp_path: 
 def test_an_attestation_of_buildx_is_not_an_image(
     layout: Layout, tmp_path: Path, system: str, arch: str, kinds: list[str], faults: set[str]
 ) -> None:
-    """buildx lists it in the index, and an image must not pass for one, because its layers would not be checked."""
+    """An image must not pass for an attestation, because its layers would not be checked."""
     index = layout.read_json(small_index(layout, tmp_path))
     count = len(index["manifests"])
     layers = [layout.put_bytes(b'{"_type":"https://in-toto.io/Statement/v0.1"}', kind).as_json() for kind in kinds]
@@ -87,7 +87,7 @@ def test_an_attestation_of_buildx_is_not_an_image(
     assert len(layout.images_below(top)) == count + bool(faults)
 
 
-def test_verify_measures_a_blob_each_time_it_is_named(layout: Layout, tmp_path: Path) -> None:
+def test_verify_checks_the_size_in_each_descriptor_of_a_blob(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path, arches="amd64")
     entry = layout.children(index)[0].as_json()
     twice = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [entry, {**entry, "size": 7}]}
@@ -96,7 +96,7 @@ def test_verify_measures_a_blob_each_time_it_is_named(layout: Layout, tmp_path: 
     assert str(entry["size"]) in problem.text
 
 
-def test_verify_unpacks_a_layer_as_each_image_names_it(layout: Layout, tmp_path: Path) -> None:
+def test_verify_unpacks_a_layer_by_each_listed_media_type(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path, arches="amd64")
     image = layout.children(index)[0]
     manifest = layout.read_json(image)
@@ -110,9 +110,7 @@ def test_verify_unpacks_a_layer_as_each_image_names_it(layout: Layout, tmp_path:
 
 
 @pytest.mark.parametrize("how", ["gzip", "zstd"])
-def test_a_layer_that_never_ends_is_not_unpacked_to_its_end(
-    layout: Layout, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layer_bomb_is_refused(layout: Layout, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     index = small_index(layout, tmp_path, how=how, arches="amd64")  # type: ignore[arg-type]
     monkeypatch.setattr("toolchain.oci.compressed.FREE", 1000)
     monkeypatch.setattr("toolchain.oci.compressed.RATIO", 0)

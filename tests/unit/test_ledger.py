@@ -1,4 +1,4 @@
-"""The ledger keeps what it was told, whatever happens next."""
+"""Tests of the ledger of a campaign, and of damaged and hostile ledger files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ for number in range(1000):
 """
 
 
-def test_what_was_recorded_survives_kill_9(tmp_path: Path) -> None:
+def test_recorded_entries_survive_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "a b's" / "ledger.sqlite"
     writer = subprocess.run(
         [sys.executable, "-c", WRITER, str(path)],
@@ -48,7 +48,7 @@ def test_what_was_recorded_survives_kill_9(tmp_path: Path) -> None:
         assert ledger.get(make_rule("k20").id) is not None
 
 
-def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_full_ledger_is_reported(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
         ledger._db.execute("PRAGMA max_page_count = 3")
         long = Entry.of(make_rule("k"), FAILED, reason="x" * 100_000)
@@ -57,7 +57,7 @@ def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         assert "full" in caught.value.why
 
 
-def test_another_format_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_of_another_format_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ledger(tmp_path / "l") as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE))
         ledger.note_check("k", {"status": "right"})
@@ -70,7 +70,7 @@ def test_another_format_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert ledger.checks() == {}
 
 
-def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -> None:
+def test_reproducible_rows_do_not_depend_on_order_time_or_attempts(tmp_path: Path) -> None:
     rules = [make_rule(f"k{number}") for number in range(5)]
     for name, order, seconds in (("a", rules, 1.0), ("b", rules[::-1], 7.5)):
         with Ledger(tmp_path / name) as ledger:
@@ -81,7 +81,7 @@ def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -
     assert [row["status"] for row in first] == [TIMEOUT] * 5
 
 
-def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "l").write_bytes(b"not a database, but long enough to be read as one" * 20)
 
     with refused("ledger-unusable") as caught:
@@ -89,7 +89,7 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     assert caught.value.fix == f"remove {tmp_path / 'l'}"
 
 
-def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+def test_database_of_another_program_is_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite3"
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE songs (name TEXT)")
@@ -99,7 +99,7 @@ def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_ledger_that_another_holds_need_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_ledger_is_refused_without_advice_to_remove_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "l"
     with Ledger(path) as ledger:
         assert ledger._db.execute("PRAGMA busy_timeout").fetchone() == (30_000,), "a disk may be busy for long"
@@ -113,7 +113,7 @@ def test_a_ledger_that_another_holds_need_not_be_removed(tmp_path: Path, monkeyp
             assert "remove" not in caught.value.fix
 
 
-def test_damage_that_shows_when_it_is_read_is_told(tmp_path: Path) -> None:
+def test_damage_found_while_reading_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "l"
     with Ledger(path) as ledger:
         for number in range(40):
@@ -125,7 +125,7 @@ def test_damage_that_shows_when_it_is_read_is_told(tmp_path: Path) -> None:
     assert caught.value.fix == f"remove {path}"
 
 
-def test_an_entry_and_the_progress_are_one_write(tmp_path: Path) -> None:
+def test_entry_and_progress_are_written_in_one_transaction(tmp_path: Path) -> None:
     path = tmp_path / "l"
     said: list[str] = []
     with Ledger(path) as ledger:
@@ -140,7 +140,7 @@ def test_an_entry_and_the_progress_are_one_write(tmp_path: Path) -> None:
         assert (look(path).count, len(look(path).entries)) == (1, 1)
 
 
-def test_a_write_that_was_killed_halfway_is_undone_by_who_looks(tmp_path: Path) -> None:
+def test_look_rolls_back_the_transaction_of_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE, sha256="ab"))
@@ -186,10 +186,10 @@ HOSTILE = {
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("statements", HOSTILE.values(), ids=HOSTILE)
-def test_a_ledger_that_was_changed_by_others_is_refused(tmp_path: Path, statements: list[str]) -> None:
+def test_ledger_with_malformed_rows_or_a_view_is_refused(tmp_path: Path, statements: list[str]) -> None:
     with pytest.raises(ConfigError):
         look(_changed(tmp_path / "l", *statements))
 
 
-def test_progress_that_is_no_number_is_none(tmp_path: Path) -> None:
+def test_malformed_progress_is_ignored(tmp_path: Path) -> None:
     assert look(_changed(tmp_path / "l", "INSERT INTO about VALUES ('progress', 'x/y')")).total == 0
