@@ -73,7 +73,7 @@ def test_verify_unpacks_layers_and_compares_platforms(layout: Layout, tmp_path: 
 def test_an_attestation_of_buildx_is_not_an_image(
     layout: Layout, tmp_path: Path, system: str, arch: str, kinds: list[str], faults: set[str]
 ) -> None:
-    """An image must not pass for an attestation, because its layers would not be checked."""
+    """buildx lists attestations in the index, but an image must not pass for one: its layers would not be checked."""
     index = layout.read_json(small_index(layout, tmp_path))
     count = len(index["manifests"])
     layers = [layout.put_bytes(b'{"_type":"https://in-toto.io/Statement/v0.1"}', kind).as_json() for kind in kinds]
@@ -116,14 +116,14 @@ def test_layer_bomb_is_refused(layout: Layout, tmp_path: Path, how: str, monkeyp
     monkeypatch.setattr("toolchain.oci.compressed.RATIO", 0)
     assert verify_layout(layout, index)[0].id == "layer-bomb"
     layer = layout.children(layout.children(index)[0])[1]
-    with pytest.raises(UntrustedError):  # nor where files are listed, as for `inspect --use`
+    with pytest.raises(UntrustedError):  # listing the files of a layer has the same limit
         layer_files(layout.blob(layer.digest), layer.media_type)
 
 
 def test_many_layers_that_unpack_to_much_are_not_unpacked_all(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each may be small; together they are bounded by what was sent."""
+    """Each layer may be small, so the size of all unpacked layers together is limited, too."""
     index = small_index(layout, tmp_path)
     assert verify_layout(layout, index) == []
     monkeypatch.setattr("toolchain.oci.check.FREE", 1000)

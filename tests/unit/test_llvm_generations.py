@@ -1,4 +1,4 @@
-"""LLVM 17 to 24 and the Tritons near them: whose needs an LLVM is built for, and what is refused before any work."""
+"""Tests of which LLVM fits which Triton, of the parts that an LLVM gets, and of the fixes to its packages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def plan(request: Request, llvm: str | Path, **more: object) -> Planned:
         (23, "3.9", ("mlir", "lld", "clang")),
     ],
 )
-def test_without_a_triton_an_llvm_has_the_parts_for_the_newest_that_it_serves(
+def test_llvm_without_a_triton_has_the_parts_for_the_newest_triton_that_fits(
     llvm: int, triton: str, projects: tuple[str, ...], request_: Request, tmp_path: Path
 ) -> None:
     tree = small_llvm(tmp_path / "llvm", version=f"{llvm}.1.0")
@@ -61,7 +61,7 @@ def test_without_a_triton_an_llvm_has_the_parts_for_the_newest_that_it_serves(
 
 
 @pytest.mark.parametrize("row", [row.version for row in triton_releases() if row.version])
-def test_every_release_has_two_llvms_at_most_and_is_refused_on_the_others(row: str) -> None:
+def test_release_fits_at_most_two_llvm_versions(row: str) -> None:
     needs = needs_for(row)
     near = {needs.llvm - 1, needs.llvm} - set(range(needs.since))
     for llvm in range(15, 27):
@@ -77,7 +77,7 @@ def test_every_release_has_two_llvms_at_most_and_is_refused_on_the_others(row: s
     ("triton", "version", "word"),
     [("3.1.0", "22.1.8", "new"), ("3.7.1", "19.1.7", "old")],
 )
-def test_an_llvm_of_another_generation_is_refused_with_both_versions(
+def test_refusal_of_another_generation_names_both_versions(
     triton: str, version: str, word: str, request_: Request, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedError) as refusal:
@@ -87,7 +87,7 @@ def test_an_llvm_of_another_generation_is_refused_with_both_versions(
 
 
 @pytest.mark.parametrize("llvm", [16, 25])
-def test_an_llvm_that_no_triton_is_near_is_refused(llvm: int, request_: Request, tmp_path: Path) -> None:
+def test_llvm_that_fits_no_triton_is_refused(llvm: int, request_: Request, tmp_path: Path) -> None:
     with refused("llvm-unfit", llvm):
         newest_triton_on(llvm)
     with refused("llvm-unfit", llvm):
@@ -95,7 +95,7 @@ def test_an_llvm_that_no_triton_is_near_is_refused(llvm: int, request_: Request,
     plan(replace(request_, only="support"), small_llvm(tmp_path / "other", version="22.1.8"), triton="3.1.0")
 
 
-def test_lld_is_refused_where_the_llvm_cannot_install_it_by_itself() -> None:
+def test_lld_is_refused_if_the_llvm_cannot_install_it_alone() -> None:
     needs = needs_for("3.4", features=("lld",))
     with refused("llvm-unfit", "20", "21") as refusal:
         check_generation(needs, 20, where="it")
@@ -104,17 +104,17 @@ def test_lld_is_refused_where_the_llvm_cannot_install_it_by_itself() -> None:
     check_generation(needs, 21, where="it")
 
 
-def test_the_llvm_of_a_given_triton_is_the_same_whatever_is_built_above_it(request_: Request, tmp_path: Path) -> None:
+def test_llvm_for_a_given_triton_does_not_depend_on_the_version_of_aotriton(request_: Request, tmp_path: Path) -> None:
     llvm, triton = small_llvm(tmp_path / "llvm", version="21.1.8"), tmp_path / "triton"
     triton.mkdir()
     (triton / "llvm-hash.txt").write_text("0" * 40)
     alone = replace(request_, sources=specs({"triton": str(triton)}))
-    below = replace(alone, aotriton="0.10b")  # whose own Triton is 3.4
+    below = replace(alone, aotriton="0.10b")  # AOTriton 0.10b contains Triton 3.4
     assert plan(alone, llvm).input_digest == plan(below, llvm).input_digest is not None
     assert llvm_needs(replace(below, sources=specs({"llvm": str(llvm)})), 21).serves != llvm_needs(below, 21).serves
 
 
-def test_a_checkout_of_triton_adds_to_what_its_llvm_serves(request_: Request, tmp_path: Path) -> None:
+def test_llvm_must_provide_lld_for_a_triton_checkout_that_requires_it(request_: Request, tmp_path: Path) -> None:
     triton = tmp_path / "triton"
     triton.mkdir()
     (triton / "CMakeLists.txt").write_text("find_package(LLD REQUIRED)\n")
@@ -133,7 +133,7 @@ def test_a_checkout_of_triton_adds_to_what_its_llvm_serves(request_: Request, tm
         ("4713bd4ccc0c0d568f92916e7851d993291742c0", ""),
     ],
 )
-def test_a_checkout_on_its_own_pin_gets_the_parts_of_that_llvm(
+def test_triton_checkout_gets_the_parts_for_the_llvm_that_it_pins(
     pin: str, parts: str, request_: Request, tmp_path: Path
 ) -> None:
     triton = tmp_path / "triton"
@@ -157,15 +157,17 @@ def test_a_checkout_on_its_own_pin_gets_the_parts_of_that_llvm(
         ("git", "https://example.org/llvm", "0" * 40, None),
     ],
 )
-def test_the_version_before_a_fetch(kind: str, where: str, version: str, major: int | None) -> None:
+def test_major_version_before_a_fetch_is_that_of_the_package(
+    kind: str, where: str, version: str, major: int | None
+) -> None:
     source = Source(name="llvm", kind=kind, where=where, version=version, digest=None, path=None, locked=True)  # type: ignore[arg-type]
     assert major_of(source) == major
 
 
-def test_the_version_of_a_tree(tmp_path: Path) -> None:
+def test_version_of_a_tree_is_read_from_either_cmake_file(tmp_path: Path) -> None:
     tree = small_llvm(tmp_path / "llvm", version="19.1.7")
     assert version_of_tree(tree) == "19.1.7"
-    # Before 19 it is in llvm/CMakeLists.txt.
+    # Before LLVM 19, the version is in llvm/CMakeLists.txt.
     old = (tree / "cmake/Modules/LLVMVersion.cmake").read_text()
     (tree / "cmake/Modules/LLVMVersion.cmake").unlink()
     with pytest.raises(SourceError):
@@ -174,7 +176,7 @@ def test_the_version_of_a_tree(tmp_path: Path) -> None:
     assert version_of_tree(tree) == "18.1.7"
 
 
-def test_a_commit_s_digest_knows_the_rows_that_its_version_will_choose_from(request_: Request) -> None:
+def test_inputs_of_a_commit_have_needs_by_version_unless_a_triton_is_named(request_: Request) -> None:
     url = f"https://example.org/llvm@{'a' * 40}"
     ready = {name: replace(planned, inputs={"a": name}) for name, planned in UNDER.items()}
     sources = specs({"llvm": url})
@@ -191,7 +193,7 @@ def cleaned(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_packages_lose_the_folders_of_the_build(tmp_path: Path) -> None:
+def test_folders_of_the_build_are_removed_from_cmake_packages(tmp_path: Path) -> None:
     file = tmp_path / "mlir" / "MLIRConfig.cmake"
     file.parent.mkdir()
     kept = 'set(MLIR_INCLUDE_DIRS "${MLIR_INSTALL_PREFIX}/include")\nset(A "/builder/x")\nset(B "utils/build/y")\n'
@@ -203,7 +205,7 @@ def test_packages_lose_the_folders_of_the_build(tmp_path: Path) -> None:
     assert cleaned(tmp_path).stdout == ""
 
 
-def test_a_package_that_names_them_in_another_way_is_an_error(tmp_path: Path) -> None:
+def test_unknown_use_of_a_build_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.cmake").write_text("include(/build/x.cmake)\n")
     done = cleaned(tmp_path)
     assert done.returncode == 3
@@ -220,7 +222,7 @@ def test_a_package_that_names_them_in_another_way_is_an_error(tmp_path: Path) ->
         (None, True),
     ],
 )
-def test_a_generator_that_the_edits_do_not_know_is_named(tmp_path: Path, text: str | None, known: bool) -> None:
+def test_generator_that_the_edits_do_not_know_is_listed(tmp_path: Path, text: str | None, known: bool) -> None:
     file = "llvm/utils/TableGen/DFAPacketizerEmitter.cpp"
     if text is not None:
         (tmp_path / file).parent.mkdir(parents=True)

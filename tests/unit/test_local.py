@@ -1,4 +1,4 @@
-"""Files and folders of one's own as sources: what can be none is reported at once, and what was meant."""
+"""Tests of local files and folders as sources, and of the messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(source: str, target: str = "base") -> SourceError:
-    """Why a verb does not begin, also one that builds something else."""
+    """Return the error for a source; it is raised even if the target does not need the source."""
     with pytest.raises(SourceError) as caught:
         make_request(cache=Path("cache"), source=[source], target=target)
     assert f"--source {source}" in caught.value.what
@@ -47,26 +47,26 @@ def refused(source: str, target: str = "base") -> SourceError:
         ("llvm=../llvm-project", ["PATH"]),
     ],
 )
-def test_what_is_no_path_is_told_with_what_to_write(source: str, write: list[str]) -> None:
+def test_error_for_a_missing_path_names_the_right_option(source: str, write: list[str]) -> None:
     for target in ("base", "llvm", "triton"):
         error = refused(source, target)
         assert error.id == "not-a-source"
         assert all(text in error.fix for text in write), error.fix
 
 
-def test_a_folder_may_be_called_like_a_version(here: Path) -> None:
+def test_folder_with_the_name_of_a_version_is_a_source(here: Path) -> None:
     (here / "3.6.0").mkdir()
     assert make_request(cache=here / "cache", source=["triton=3.6.0"]).sources["triton"].path == Path("3.6.0")
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.txz", "x-1-py3-none-any.whl", "x.zip", "notes.txt", "x"])
 @pytest.mark.parametrize("content", [b"", b"not an archive", bytes(99), b"\x1f\x8b garbage", b"\x1f\x8b\x08"])
-def test_garbage_is_no_source(here: Path, name: str, content: bytes) -> None:
+def test_file_that_is_not_an_archive_is_refused(here: Path, name: str, content: bytes) -> None:
     (here / name).write_bytes(content)
     assert "name" in refused(f"triton={name}").fix
 
 
-def test_a_database_may_be_a_source(here: Path) -> None:
+def test_database_source_must_be_an_sqlite_file_or_empty(here: Path) -> None:
     for content in (b"", b"SQLite format 3\0"):
         (here / "a.sqlite3").write_bytes(content)
         given = make_request(cache=here / "cache", source=["aotriton-database=a.sqlite3"]).sources
@@ -75,7 +75,7 @@ def test_a_database_may_be_a_source(here: Path) -> None:
     assert refused("aotriton-database=a.sqlite3").id == "not-a-source"
 
 
-def test_links_and_pipes(here: Path) -> None:
+def test_dangling_link_and_pipe_are_refused(here: Path) -> None:
     (here / "link").symlink_to("nowhere")
     assert "link" in refused("triton=link").why
     os.mkfifo(here / "pipe.tar")

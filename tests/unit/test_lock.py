@@ -1,4 +1,4 @@
-"""toolchain.lock: what is written is what is read, and every difference is named."""
+"""Tests of reading and writing `toolchain.lock`, and of comparing locks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from toolchain.sources.spec import parse_source_spec
         lock(sources=(), request={"stage": "llvm-amdgpu"}),
     ],
 )
-def test_what_is_written_is_read(value: Lock) -> None:
+def test_written_lock_is_parsed_back_unchanged(value: Lock) -> None:
     content = lockfile.render(value)
     again = lockfile.parse(content, "x")
     assert dataclasses.asdict(again) == dataclasses.asdict(value)
@@ -45,14 +45,14 @@ def test_what_is_written_is_read(value: Lock) -> None:
 @pytest.mark.parametrize(
     "text", [f"file:///srv/my repositories/llvm@{'a' * 40}", f"https://host.example/a\u00a0b.tar.gz#sha256={'b' * 64}"]
 )
-def test_what_a_source_may_be_a_lock_can_hold(text: str) -> None:
+def test_lock_stores_addresses_with_spaces(text: str) -> None:
     spec = parse_source_spec(text)
     located = locate("llvm", spec, cache=Cache(Path("/nowhere")))
     row = source(kind=spec.kind, ref=located.ref, repository=located.repository, digest=located.digest)
     assert lockfile.parse(lockfile.render(lock(sources=(row,))), "x").sources[0].spec == spec
 
 
-def test_the_same_lock_has_the_same_bytes_whatever_the_order() -> None:
+def test_lock_bytes_do_not_depend_on_the_order_of_rows() -> None:
     parts = (source(), source(name="aaa"), wheel(), wheel(name="wheel-z"))
     bases = (base(), base(stage="sysroot", arch="s390x"), base(stage="sysroot", arch="arm64"))
     packages = base().packages
@@ -65,7 +65,7 @@ def test_the_same_lock_has_the_same_bytes_whatever_the_order() -> None:
     assert len(written) == 1
 
 
-def test_it_says_that_a_base_is_not_locked() -> None:
+def test_lock_states_whether_it_is_complete() -> None:
     for state in ("open", "unresolved"):
         value = lock(bases=(base(), base(name="debian12", state=state, packages_digest="")))
         assert not value.complete
@@ -105,14 +105,14 @@ GOOD = lockfile.render(lock()).decode()
         (GOOD.replace('license = "MIT"', "license = 2026-01-01"), "license"),
     ],
 )
-def test_a_file_that_is_no_lock(content: str, says: str) -> None:
+def test_malformed_lock_is_refused(content: str, says: str) -> None:
     assert content != GOOD
     with pytest.raises(ConfigError) as caught:
         lockfile.parse(content.encode(), "the file")
     assert says in str(caught.value)
 
 
-def test_bytes_that_are_no_text() -> None:
+def test_lock_that_is_not_utf8_is_refused() -> None:
     with refused("lock-malformed"):
         lockfile.parse(b"\xff\xfe", "x")
 
@@ -145,28 +145,28 @@ CHANGES: list[tuple[dict[str, Any], str | None]] = [
 
 @pytest.mark.parametrize(("change", "says"), CHANGES)
 @pytest.mark.parametrize("whole", [False, True])
-def test_every_difference_is_named(change: dict[str, Any], says: str | None, whole: bool) -> None:
+def test_differences_name_each_change(change: dict[str, Any], says: str | None, whole: bool) -> None:
     found = differences(lock(), lock(**change), whole=whole)
     if says is None:
         assert found == []
     elif whole and says == "the tree":
-        assert found  # of another kind, and all that follows from it
+        assert found  # the kind differs, and the values that depend on it
     else:
         assert says in "\n".join(found)
 
 
-def test_nothing_differs() -> None:
+def test_equal_locks_do_not_differ_but_missing_rows_do() -> None:
     assert differences(lock(), lock(), whole=True) == []
     assert differences(lock(), lock(sources=(wheel(),)), whole=False) == []
     assert "not in the request" in differences(lock(), lock(sources=(wheel(),)), whole=True)[0]
     assert "not in the request" in differences(lock(), lock(bases=()), whole=True)[0]
     renamed = source(patches=tuple(dataclasses.replace(one, name="x") for one in source().patches))
     assert differences(lock(), lock(sources=(renamed, wheel())), whole=True) == []
-    # What is not in the store yet has no tree to compare.
+    # A source that is not in the store has no tree digest to compare.
     assert differences(lock(), lock(sources=(source(tree=""), wheel())), whole=True) == []
 
 
-def test_bases_that_are_not_resolved() -> None:
+def test_unresolved_base_differs_only_in_a_whole_comparison() -> None:
     free = {"image": "", "packages_digest": "", "packages": ()}
     resolved, unresolved, left_open = base(), base(state="unresolved", **free), base(state="open", **free)
 
@@ -182,11 +182,11 @@ def test_bases_that_are_not_resolved() -> None:
     assert "recipe" in told(left_open, dataclasses.replace(resolved, recipe=B), False)[0]
 
 
-def test_a_checkout_may_stand_for_the_tree_that_is_locked() -> None:
+def test_checkout_with_the_locked_tree_does_not_differ() -> None:
     checkout = source(kind="local", ref="local:x", repository="local", digest=B, file="", tree=B, parts=())
     assert differences(lock(), lock(sources=(checkout, wheel())), whole=False) == []
     assert differences(lock(), lock(sources=(dataclasses.replace(checkout, digest=A), wheel())), whole=False) != []
-    # Of a source that is taken in part the whole checkout has another digest; in the store its part has the locked one.
+    # If only parts of a source are used, the whole checkout has another digest, but its parts have the locked digest.
     for tree, good in ((B, True), ("", True), (A, False)):
         part = dataclasses.replace(checkout, digest=A, tree=tree, parts=("llvm", "mlir"))
         assert (differences(lock(), lock(sources=(part, wheel())), whole=False) == []) is good
