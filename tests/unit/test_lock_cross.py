@@ -1,4 +1,4 @@
-"""Locks and bundles of what is cross-compiled: this machine's base, and each other machine's side of it."""
+"""Tests of locks and bundles for cross-compilation, which contain a base and a sysroot for each architecture."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LLVM = ("--source", "llvm=distro:llvm-toolchain-22", "--base", "debian13")
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """A cache that holds this machine's base and two others' side of it; the verbs use it."""
+    """Return a cache with a base and the sysroots for arm64 and s390x; the commands use this cache."""
     found = Cache(tmp_path / "one")
     finished_base(found, tmp_path / "base")
     for arch in ("arm64", "s390x"):
@@ -57,12 +57,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
 
 
 def held(request: Request, target: str) -> Lock:
-    """What a request takes in now."""
+    """Return the lock that a request would get now."""
     return locking.resolve(request, [row.planned for row in plan(request, target)], target)
 
 
 def named(found: Lock) -> list[str]:
-    """Its systems, and how far each is locked."""
+    """Return the systems of a lock, each with its state."""
     return [f"{one} {one.state}" for one in found.bases]
 
 
@@ -79,7 +79,7 @@ def named(found: Lock) -> list[str]:
         ("base", ("amd64",), ["base debian13 (amd64)"]),
     ],
 )
-def test_all_that_is_compiled_in_and_against(
+def test_lock_contains_each_system_that_the_build_uses(
     cache: Cache, target: str, arch: tuple[str, ...], systems: list[str]
 ) -> None:
     sources = specs({"llvm": "distro:llvm-toolchain-22"} if target == "llvm" else {})
@@ -131,10 +131,10 @@ def test_the_verbs(cache: Cache) -> None:
 
 @pytest.mark.parametrize("waited", [False, True])
 @pytest.mark.parametrize("stage", ["base", "sysroot"])
-def test_packages_that_moved_stop_the_build(
+def test_changed_packages_stop_the_build(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, waited: bool
 ) -> None:
-    """Nothing is built in or against what the mirrors have now, whether this made it or another that it waited for."""
+    """The build stops whether it made the base or sysroot itself, or waited for another process to make it."""
     request = Request(cache=cache, arch=("arm64",), sources=specs({"llvm": "distro:llvm-toolchain-22"}))
     locked = held(request, "llvm")
     other = Cache(tmp_path / "two")
@@ -176,14 +176,14 @@ def test_packages_that_moved_stop_the_build(
         ((base(image=""),), "but no image"),
     ],
 )
-def test_what_no_lock_holds(bases: tuple[Any, ...], says: str) -> None:
+def test_lock_with_invalid_bases_is_refused(bases: tuple[Any, ...], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         lockfile.parse(lockfile.render(lock(bases=bases)), "the file")
     assert says in str(caught.value)
 
 
-def test_rows_that_are_others_than_their_digest() -> None:
-    """The digest is what counts in a build; who reads the file reads the rows."""
+def test_package_rows_that_do_not_match_their_digest_are_reported() -> None:
+    """A build compares only the digest, but a person who reads the file sees the rows."""
     was = base(packages=(dataclasses.replace(base().packages[0], version="9.9"), *base().packages[1:]))
     for rows in (was, base(packages=())):
         found = differences(lock(bases=(rows,)), lock(), whole=False)
@@ -196,7 +196,7 @@ def test_rows_that_are_others_than_their_digest() -> None:
     assert asked.startswith("the stage: "), "it is an argument"
 
 
-def test_an_image_that_is_forgotten_is_not_locked(cache: Cache, tmp_path: Path) -> None:
+def test_system_without_a_record_is_unresolved_in_the_lock(cache: Cache, tmp_path: Path) -> None:
     shutil.rmtree(cache.records)
     request = Request(cache=cache, arch=("arm64",))
     rows = [row.planned for row in plan(request, "base")]
@@ -212,11 +212,11 @@ def test_an_image_that_is_forgotten_is_not_locked(cache: Cache, tmp_path: Path) 
 
 @pytest.fixture
 def place(cache: Cache, tmp_path: Path) -> Place:
-    """A bundle of the base and both sysroots."""
+    """Return a place for a bundle of the base and both sysroots."""
     return Place(tmp_path, Request(cache=cache, arch=("amd64", "arm64", "s390x"), offline=True), target="base")
 
 
-def test_a_bundle_brings_every_system(place: Place) -> None:
+def test_bundle_contains_the_base_and_all_sysroots(place: Place) -> None:
     done = place.export()
     owners = [f"toolchain-{one}" for one in ("base-debian13-amd64", "sysroot-debian13-arm64", "sysroot-debian13-s390x")]
     for kind in ("base", "record"):
@@ -239,7 +239,7 @@ def test_a_bundle_brings_every_system(place: Place) -> None:
     assert export(there, "base", LayoutRef(place.root / "again")).published.digest == done.published.digest
 
 
-def test_a_bundle_of_a_system_that_is_not_built(place: Place) -> None:
+def test_bundle_of_a_sysroot_that_is_not_built_is_refused(place: Place) -> None:
     place.request.cache.package_list("sysroot", "debian13", "s390x").unlink()
     with refused("base-not-built", "debian13", "s390x") as caught:
         place.export()
@@ -248,8 +248,8 @@ def test_a_bundle_of_a_system_that_is_not_built(place: Place) -> None:
 
 
 @pytest.mark.parametrize("kind", ["base", "record"])
-def test_one_system_in_the_place_of_another(place: Place, kind: str) -> None:
-    """All of it is in the lock, each under another's name."""
+def test_bundle_with_swapped_systems_is_refused(place: Place, kind: str) -> None:
+    """The lock contains both systems, but in the bundle each has the name of the other."""
     place.export()
 
     def swap(value: dict[str, Any], _: Layout) -> None:
@@ -262,7 +262,7 @@ def test_one_system_in_the_place_of_another(place: Place, kind: str) -> None:
     assert not (place.root / "other" / "locked").exists()
 
 
-def test_a_bundle_for_a_machine_of_another_kind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_for_another_architecture_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.export()
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with refused("bundle-other-machine", "debian13", "amd64", "arm64"):
@@ -270,8 +270,8 @@ def test_a_bundle_for_a_machine_of_another_kind(place: Place, monkeypatch: pytes
     assert not (place.root / "other" / "records").exists()
 
 
-def test_a_sysroot_in_the_place_of_the_base(place: Place) -> None:
-    """With the base's own inputs its record would have the base's name."""
+def test_bundle_whose_base_is_called_a_sysroot_is_refused(place: Place) -> None:
+    """The inputs in its record are those of the base, so the record would be stored under the name of the base's."""
     place.export()
 
     def edit(value: dict[str, Any], layout: Layout) -> None:
@@ -290,7 +290,7 @@ def test_a_sysroot_in_the_place_of_the_base(place: Place) -> None:
 
 
 @pytest.mark.parametrize("partial", ["", "tablegen"])
-def test_a_record_that_says_another_part(place: Place, partial: str) -> None:
+def test_record_with_another_value_of_partial_is_refused(place: Place, partial: str) -> None:
     place.export()
 
     def edit(value: dict[str, Any], layout: Layout) -> None:
@@ -306,10 +306,10 @@ def test_a_record_that_says_another_part(place: Place, partial: str) -> None:
 
 
 @pytest.mark.parametrize("arch", [("amd64",), ("amd64", "arm64")], ids=",".join)
-def test_a_bundle_of_a_base_brings_what_a_portable_llvm_is_compiled_against(
+def test_bundle_of_a_base_contains_the_sysroots_for_a_portable_llvm(
     cache: Cache, tmp_path: Path, arch: tuple[str, ...]
 ) -> None:
-    """Another mirror has other packages of that system, too, and they are in the input digest of LLVM."""
+    """Mirrors can have different packages of the old system, and these are part of the input digest of LLVM."""
     for one in arch:
         finished_sysroot(cache, tmp_path / f"old-{one}", one, glibc=DEFAULT_GLIBC)
     place = Place(tmp_path, Request(cache=cache, arch=arch, glibc=DEFAULT_GLIBC, offline=True), target="base")
@@ -324,8 +324,10 @@ def test_a_bundle_of_a_base_brings_what_a_portable_llvm_is_compiled_against(
         assert all(row.built is not None for row in plan(there, target)), target
 
 
-def test_a_bundle_of_a_base_alone(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing portable was built, nothing old is there to be brought."""
+def test_bundle_of_a_base_omits_a_sysroot_for_portable_builds_if_not_built(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note says that the sysroot for portable builds is not built."""
     said: list[str] = []
     monkeypatch.setattr("toolchain.core.console.note", said.append)
     request = Request(cache=cache, glibc=DEFAULT_GLIBC, offline=True)

@@ -1,4 +1,4 @@
-"""`lock`, `fetch` and --locked: whatever the lock does not hold is refused, in a build and in the store."""
+"""Tests of `lock` and `--locked`, and of refusing sources and bases that differ from the lock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TOP = Path(__file__).resolve().parents[2]
 
 @dataclasses.dataclass
 class Here:
-    """A folder to work in, with an empty cache beside it."""
+    """A working folder, and an empty cache."""
 
     folder: Path
     cache: Cache
@@ -68,7 +68,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """As little of LLVM as a plan wants to see."""
+    """Return a folder with the files of LLVM that a plan needs."""
     top = small_llvm(tmp_path / "my secret folder" / "llvm project")
     (top / "docs").mkdir()
     (top / "docs" / "text").write_text("not built from\n")
@@ -78,7 +78,7 @@ def checkout(tmp_path: Path) -> Path:
 # Builds
 
 
-def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
+def test_workspace_verifies_a_source_and_compares_it_with_the_lock(
     tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path / "c")
@@ -106,7 +106,7 @@ def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
 
 
 def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
-    """Without a network and on an empty machine; its base is open, since mirrors move."""
+    """The base in the lock is open, because the packages of mirrors change."""
     there = lockfile.read(TOP / lockfile.DEFAULT)
     named = specs({"llvm": "distro:llvm-toolchain-22", "triton": "pypi:3.7.1"})
     request = Request(cache=Cache(tmp_path / "empty"), sources=named, only="mlir-tblgen", glibc=DEFAULT_GLIBC)
@@ -123,7 +123,7 @@ def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
     assert "--source llvm=distro:llvm-toolchain-22 --source triton=pypi:3.7.1 --only mlir-tblgen" in options
 
 
-def test_an_edit_that_only_the_fetched_llvm_asks_for_is_locked(
+def test_edit_that_depends_on_the_fetched_llvm_is_locked(
     here: Here, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     triton = small_triton(tmp_path / "triton")
@@ -148,7 +148,7 @@ def test_an_edit_that_only_the_fetched_llvm_asks_for_is_locked(
 
 
 @pytest.mark.parametrize("output", ["/dev/null", "link", "pipe", "/proc/lock", "x" * 300])
-def test_a_lock_that_cannot_be_written_is_refused_before_the_fetch(
+def test_unwritable_output_is_refused_before_the_fetch(
     here: Here, checkout: Path, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     Path("link").symlink_to("/etc/lock")
@@ -161,7 +161,7 @@ def test_a_lock_that_cannot_be_written_is_refused_before_the_fetch(
     assert {path.name for path in here.folder.iterdir()} == {"link", "pipe"}
 
 
-def test_a_lock_of_a_folder_s_pin_serves_a_machine_without_the_folder(
+def test_lock_made_from_a_pin_in_a_folder_works_without_the_folder(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     triton = small_triton(tmp_path / "secret")
@@ -180,7 +180,7 @@ def test_a_lock_of_a_folder_s_pin_serves_a_machine_without_the_folder(
     assert json.loads(done.stdout)["stages"][-1]["sources"][0]["ref"] == "a" * 40
 
 
-def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_path: Path) -> None:
+def test_changed_checkout_differs_from_its_lock(here: Here, checkout: Path, tmp_path: Path) -> None:
     cache = here.cache
     finished_base(cache, tmp_path / "work")
     finished_sysroot(cache, tmp_path / "old system", "amd64", glibc=DEFAULT_GLIBC)
@@ -203,7 +203,7 @@ def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_pat
     assert again.exit_code == 0, again.stderr
     assert (here.folder / "other lock").read_text() == content
 
-    # The same tree elsewhere is the same source.
+    # A checkout that was moved is the same source, because its tree is the same.
     moved = checkout.rename(tmp_path / "moved")
     words = ("llvm", "--source", f"llvm={moved}")
     assert here.call("plan", *words, "--lock-file", "other lock").exit_code == 0
@@ -221,7 +221,7 @@ def test_a_checkout_is_locked_and_held_to_it(here: Here, checkout: Path, tmp_pat
     assert {p.name for p in before} >= {p.name for p in cache.store.rglob("*") if "stat" not in p.parts}
 
 
-def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> None:
+def test_other_patch_or_base_differs_from_the_lock(here: Here, checkout: Path, tmp_path: Path) -> None:
     cache = here.cache
     finished_base(cache, tmp_path / "work")
     words = ("llvm", "--source", f"llvm={checkout}")
@@ -236,7 +236,7 @@ def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> Non
         assert done.exit_code == 21, done.stderr
         assert says in done.stderr
     assert here.call("plan", "llvm", "--source", f"llvm={checkout / 'mlir'}", "--locked").exit_code == 5
-    # Another base than the locked one, resolved in this cache.
+    # Change the packages of the base that are recorded in the cache.
     (path,) = (cache.root / "locked").iterdir()
     value = json.loads(path.read_text())
     value["packages"][0]["version"] = "9"
@@ -264,7 +264,7 @@ def test_bad_input(here: Here, words: tuple[str, ...], code: int, says: str, tmp
     assert list(here.folder.iterdir()) == []
 
 
-def test_a_lock_without_a_network_says_what_it_leaves_out(here: Here, tmp_path: Path) -> None:
+def test_offline_lock_reports_missing_tree_digest_and_packages(here: Here, tmp_path: Path) -> None:
     words = ("llvm", "--source", "llvm=distro:llvm-toolchain-22")
     done = here.call("lock", *words, "--offline")
     assert done.exit_code == 0, done.stderr
@@ -277,8 +277,8 @@ def test_a_lock_without_a_network_says_what_it_leaves_out(here: Here, tmp_path: 
     assert here.call("plan", *words, "--locked").exit_code == 0
 
 
-def test_a_package_that_only_the_lock_knows(here: Here, tmp_path: Path) -> None:
-    """A lock is enough on a machine that has never asked an index; and on one that fetched another version since."""
+def test_locked_package_version_is_planned_without_an_index(here: Here, tmp_path: Path) -> None:
+    """The lock decides whether the cache knows no version of the package, or has seen a newer version."""
     package = "llvm-toolchain-20"
 
     def noted(version: str, digit: str) -> None:
@@ -304,12 +304,12 @@ def test_a_package_that_only_the_lock_knows(here: Here, tmp_path: Path) -> None:
     assert "(unlocked)" not in here.call("plan", "llvm", "--locked").stdout
 
 
-# What is taken from the store
+# Sources from the store
 
 
 @pytest.mark.parametrize("forged", [False, True])
-def test_a_tree_that_was_tampered_with_is_not_built_from(tmp_path: Path, checkout: Path, forged: bool) -> None:
-    """Even when its records in the store were changed with it."""
+def test_changed_tree_in_the_store_is_replaced_or_refused(tmp_path: Path, checkout: Path, forged: bool) -> None:
+    """If the recorded digest was changed too, the tree is refused, because it differs from the lock."""
     cache = Cache(tmp_path / "cache")
     request = Request(cache=cache, sources=specs({"llvm": str(checkout)}))
     (_, llvm) = plan(request, "llvm")
@@ -338,8 +338,8 @@ def test_a_tree_that_was_tampered_with_is_not_built_from(tmp_path: Path, checkou
         plan(request, "llvm")
 
 
-def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, checkout: Path) -> None:
-    """As a disk does it: other bytes, the same size and times."""
+def test_verify_finds_a_damaged_tree_with_unchanged_size_and_times(tmp_path: Path, checkout: Path) -> None:
+    """A failing disk can change bytes, but not the recorded size and times."""
     cache = Cache(tmp_path / "cache")
     (_, llvm) = plan(Request(cache=cache, sources=specs({"llvm": str(checkout)})), "llvm")
     source_ = llvm.planned.sources[0]
@@ -347,7 +347,7 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     assert got.path is not None
     victim = got.path / "llvm" / "CMakeLists.txt"
     victim.write_text("project(y)\n")
-    # What the store remembers is made to fit the other bytes, as if only they had changed.
+    # The recorded status is made to match the changed file, as if only the bytes had changed.
     stat = got.path.with_name(f"{got.path.name}.stat.json")
     status = victim.stat()
     seen = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
@@ -356,7 +356,7 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     believed = fetch_source(source_, cache=cache, offline=True)
     assert believed.path is not None
     assert (believed.path / "llvm" / "CMakeLists.txt").read_text() == "project(y)\n", "the test harms nothing"
-    # Another process: this one has written the tree itself and would not read it again.
+    # This needs another process, because a process does not read a tree again that it has written itself.
     code = (
         "import sys; from pathlib import Path; from toolchain.pipeline.plan import plan\n"
         "from toolchain.core.cache import Cache; from toolchain.request.model import Request\n"

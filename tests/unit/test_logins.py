@@ -1,4 +1,4 @@
-"""The user's logins: under which names they are found, and which file counts."""
+"""Tests of finding the user's login for a registry, in login files and with credential helpers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHER = base64.b64encode(b"other:word").decode()
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder without any login."""
+    """Return an empty home folder, so that there is no login."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -62,7 +62,7 @@ def test_docker_hub_is_one_registry_under_all_its_names(home: Path, host: str, n
         ("reg.example", "reg.example/"),
     ],
 )
-def test_a_login_is_found_however_its_registry_is_written(home: Path, host: str, name: str) -> None:
+def test_login_is_found_for_each_spelling_of_the_registry(home: Path, host: str, name: str) -> None:
     logged_in(home, name)
     assert logins.credentials(host) == LOGIN
 
@@ -70,12 +70,12 @@ def test_a_login_is_found_however_its_registry_is_written(home: Path, host: str,
 @pytest.mark.parametrize(
     "name", ["reg.example:5000", "my.reg.example", "reg.example.org", "reg.example/ns", "https://x/reg.example", "reg"]
 )
-def test_the_login_of_another_registry_is_not_taken(home: Path, name: str) -> None:
+def test_login_of_another_registry_is_not_used(home: Path, name: str) -> None:
     logged_in(home, name)
     assert logins.credentials("reg.example") is None
 
 
-def test_the_name_as_it_is_asked_for_counts_first(home: Path) -> None:
+def test_exact_name_of_the_registry_takes_precedence(home: Path) -> None:
     written(
         home / ".docker" / "config.json",
         {"auths": {"https://REG.example/": {"auth": OTHER}, "reg.example": {"auth": LOGIN}}},
@@ -84,7 +84,7 @@ def test_the_name_as_it_is_asked_for_counts_first(home: Path) -> None:
 
 
 def helper(home: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str = "test") -> None:
-    """A credential helper that is found by its name."""
+    """Write a credential helper, and put its folder first in PATH."""
     program = home / "bin" / f"docker-credential-{name}"
     program.parent.mkdir(exist_ok=True)
     program.write_text(f"#!/bin/sh\nread key\n{script}\n")
@@ -96,8 +96,8 @@ GIVES = 'echo "{\\"ServerURL\\": \\"$key\\", \\"Username\\": \\"user\\", \\"Secr
 
 
 @pytest.mark.parametrize("kind", ["credHelpers", "credsStore"])
-def test_a_login_out_of_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Of its own registry or of all; what it needs is in the environment."""
+def test_login_is_read_from_a_credential_helper(home: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A helper serves one registry or all, and may need variables such as AWS_PROFILE."""
     helper(home, monkeypatch, f'[ "$1 $key $AWS_PROFILE" = "get reg.example yes" ] || exit 1\n{GIVES}')
     monkeypatch.setenv("AWS_PROFILE", "yes")
     value = {"credHelpers": {"reg.example": "test"}} if kind == "credHelpers" else {"credsStore": "test"}
@@ -105,7 +105,7 @@ def test_a_login_out_of_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch, ki
     assert logins.credentials("reg.example") == LOGIN
 
 
-def test_the_login_in_the_file_is_taken_before_a_helper_is_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_in_the_file_is_used_without_calling_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper(home, monkeypatch, f"touch {home}/asked\n{GIVES}")
     value = {"auths": {"reg.example": {"auth": OTHER}}, "credsStore": "test"}
     written(home / ".docker" / "config.json", value)
@@ -113,7 +113,7 @@ def test_the_login_in_the_file_is_taken_before_a_helper_is_asked(home: Path, mon
     assert not (home / "asked").exists()
 
 
-def test_the_own_helper_of_a_registry_is_asked_before_the_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_for_a_registry_takes_precedence_over_the_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper(home, monkeypatch, "echo credentials not found in native keychain; exit 1", "store")
     helper(home, monkeypatch, GIVES, "own")
     value = {"credHelpers": {"reg.example": "own"}, "credsStore": "store"}
@@ -122,7 +122,7 @@ def test_the_own_helper_of_a_registry_is_asked_before_the_store(home: Path, monk
     assert logins.credentials("other.example") is None
 
 
-def test_an_identity_token_out_of_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_token_is_read_from_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper(home, monkeypatch, 'echo \'{"Username": "<token>", "Secret": "somebody"}\'')
     written(home / ".docker" / "config.json", {"credsStore": "test"})
     assert auth.user_and_password(logins.credentials("reg.example")) == (logins.IDENTITY, "somebody")
@@ -137,7 +137,7 @@ def test_an_identity_token_out_of_a_helper(home: Path, monkeypatch: pytest.Monke
     ],
     ids=["none", "fails", "missing"],
 )
-def test_without_a_login_of_a_helper_nobody_goes_on_in_silence(
+def test_failed_or_missing_helper_gives_a_warning(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, script: str | None, told: str
 ) -> None:
     if script is not None:
@@ -153,7 +153,7 @@ def test_without_a_login_of_a_helper_nobody_goes_on_in_silence(
 @pytest.mark.parametrize(
     "said", ["", "se-cret", '{"Username": "se-cret"}', '{"Username": 7, "Secret": "se-cret"}', "[]"]
 )
-def test_what_is_no_answer_of_a_helper_is_told_and_not_shown(
+def test_malformed_answer_of_a_helper_is_reported_but_not_shown(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, said: str
 ) -> None:
     caplog.set_level("DEBUG")
@@ -165,7 +165,7 @@ def test_what_is_no_answer_of_a_helper_is_told_and_not_shown(
 
 
 @pytest.mark.parametrize(("name", "host"), [("localhost:5000", "127.0.0.1:5000"), ("127.0.0.1:5000", "localhost:5000")])
-def test_this_machine_is_one_registry_under_both_names(home: Path, name: str, host: str) -> None:
+def test_localhost_and_its_address_are_one_registry(home: Path, name: str, host: str) -> None:
     logged_in(home, name)
     assert logins.credentials(host) == LOGIN
     assert logins.credentials("127.0.0.1:5001") is None
@@ -173,8 +173,8 @@ def test_this_machine_is_one_registry_under_both_names(home: Path, name: str, ho
     assert (logins.credentials("127.0.0.1.example"), logins.credentials("my.localhost")) == (None, None)
 
 
-def test_of_two_files_the_first_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which one it was depended on how Python orders a set of names."""
+def test_first_login_file_takes_precedence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier, the order of a Python set decided which file was used."""
     named = [written(home / str(number) / "config.json", {"auths": {"reg.example": {"auth": login}}})
              for number, login in enumerate((LOGIN, OTHER))]  # fmt: skip
     logged_in(home, "reg.example", "only.example", login=base64.b64encode(b"third:word").decode())
@@ -191,7 +191,7 @@ def test_of_two_files_the_first_counts(home: Path, monkeypatch: pytest.MonkeyPat
      '{"auths": [7]}', '{"auths": {"reg.example": 7}}', '{"auths": {"reg.example": {"auth": "ü"}}}', "[" * 10**5],
     ids=["broken", "a list", "auths", "a number", "no login", "deep"],
 )  # fmt: skip
-def test_a_login_file_that_cannot_be_read_is_told(home: Path, content: str) -> None:
+def test_malformed_login_file_is_reported(home: Path, content: str) -> None:
     written(home / ".docker" / "config.json", {})
     (home / ".docker" / "config.json").write_text(content)
     with refused("login-file-unreadable") as caught:
@@ -204,12 +204,12 @@ def test_a_login_file_that_cannot_be_read_is_told(home: Path, content: str) -> N
     [{"username": "user", "password": "pass-word"}, {"auth": f"{LOGIN[:8]}\n{LOGIN[8:]}"}],
     ids=["plain", "a line break"],
 )
-def test_forms_of_a_login_that_docker_reads(home: Path, entry: dict[str, str]) -> None:
+def test_login_is_read_in_each_form_that_docker_accepts(home: Path, entry: dict[str, str]) -> None:
     written(home / ".docker" / "config.json", {"auths": {"reg.example": entry}})
     assert logins.credentials("reg.example") == LOGIN
 
 
-def test_the_login_of_a_namespace_counts_before_the_registry_s(home: Path) -> None:
+def test_login_of_a_namespace_takes_precedence_over_that_of_the_registry(home: Path) -> None:
     auths = {"reg.example": {"auth": OTHER}, "reg.example/ns": {"auth": LOGIN}}
     written(home / ".docker" / "config.json", {"auths": auths})
     assert logins.credentials("reg.example", "ns/thing") == LOGIN
@@ -218,20 +218,20 @@ def test_the_login_of_a_namespace_counts_before_the_registry_s(home: Path) -> No
     assert logins.credentials("reg.example") == OTHER
 
 
-def test_a_byte_order_mark(home: Path) -> None:
+def test_login_file_may_begin_with_a_byte_order_mark(home: Path) -> None:
     path = written(home / ".docker" / "config.json", {"auths": {"reg.example": {"auth": LOGIN}}})
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert logins.credentials("reg.example") == LOGIN
 
 
 @pytest.mark.parametrize("host", [*HUB, "DOCKER.io"])
-def test_docker_hub_is_asked_at_one_address(host: str) -> None:
+def test_docker_hub_has_one_address_for_requests(host: str) -> None:
     with Registry(host, login="") as registry:
         assert registry.url("/v2/x") == "https://registry-1.docker.io/v2/x"
 
 
-def test_a_host_in_upper_case_is_the_same_host() -> None:
-    """Else its own addresses would count as another's, which gets no login."""
+def test_host_in_upper_case_is_the_same_host() -> None:
+    """Otherwise, the registry's own addresses would be treated as another host, which gets no login."""
     with Registry("Reg.Example", login="") as registry:
         assert registry.url("/v2/x") == "https://reg.example/v2/x"
         assert registry.url("http://reg.example/v2/x") == "https://reg.example/v2/x"

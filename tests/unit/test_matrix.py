@@ -1,4 +1,4 @@
-"""scripts/matrix.py: what it builds again, and the evidence that it writes. The builds themselves take hours."""
+"""Tests of scripts/matrix.py, without the builds, because these take hours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKS = [{"name": "libraries", "ok": True, "detail": ""}, {"name": "symbols", "
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The verbs that were called, in a world where a build takes no time."""
+    """Replace the calls of `toolchain` by fake results, and return the list of the calls."""
     calls: list[str] = []
 
     def toolchain(*words: str) -> Any:
@@ -58,7 +58,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def checkouts(folder: Path) -> Path:
-    """An empty commit under each name."""
+    """Create a repository with an empty commit for each Triton, and return their folder."""
     for pair in matrix.PAIRS:
         top = folder / "tritons" / pair.triton
         top.mkdir(parents=True)
@@ -68,7 +68,7 @@ def checkouts(folder: Path) -> Path:
     return folder / "tritons"
 
 
-def test_what_has_a_result_is_not_built_again(asked: list[str], tmp_path: Path) -> None:
+def test_pair_is_built_again_only_if_its_inputs_change(asked: list[str], tmp_path: Path) -> None:
     words = argparse.Namespace(tritons=checkouts(tmp_path), only="19,21", machine="here")
     matrix.build(words)
     assert [call for call in asked if call.startswith("build")] == ["build llvm", "build triton"] * 2
@@ -84,11 +84,11 @@ def test_what_has_a_result_is_not_built_again(asked: list[str], tmp_path: Path) 
     assert [call for call in asked if call.startswith("build")] == ["build llvm"]
 
 
-def test_the_evidence(asked: list[str], tmp_path: Path) -> None:
+def test_write_updates_the_page_and_the_rows_of_tried_builds(asked: list[str], tmp_path: Path) -> None:
     matrix.build(argparse.Namespace(tritons=checkouts(tmp_path), only="19", machine="here"))
     assert asked
     before = tomllib.loads(matrix.TRIED.read_text())["tried"]
-    for _ in range(2):  # again makes no difference
+    for _ in range(2):  # writing again changes nothing
         matrix.write(argparse.Namespace())
     page = matrix.PAGE.read_text()
     assert "| 19.1.0 | 3.1 | 3,781 | 10,522 and 736 | 5 | 7 | 2 of 2 | 34,184 of 354 |" in page

@@ -1,4 +1,4 @@
-"""sources.mirrors: which archives apt is configured for, and what signs each."""
+"""Tests of finding the archives in apt's configuration, and the keys that sign them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toolchain.stages import base
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, *, updated: bool) -> None:
-    """An apt that lists these targets; before an update only without the origins, which an update brings."""
+    """Make apt-get list these targets; before an update, only if it is called with ReleaseInfo=false."""
     program = tmp_path / "bin" / "apt-get"
     program.parent.mkdir()
     (tmp_path / "listing").write_text(listing)
@@ -36,8 +36,8 @@ def target(site: str, suite: str, component: str, origin: str, entry: str) -> st
     return "\t".join(("Packages", site, suite, component, origin, entry)) + "\n"
 
 
-def test_a_machine_whose_apt_was_never_updated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in a container image, whose lists are removed: what the names of suites tell is enough."""
+def test_mirrors_are_found_before_the_first_apt_update(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Container images have no lists of packages, so the mirrors are chosen by the names of their suites."""
     listing = tmp_path / "a.list"
     listing.write_text(
         "deb [signed-by=/docker.asc] https://docker.test/debian trixie stable\n\n"
@@ -57,7 +57,7 @@ def test_a_machine_whose_apt_was_never_updated(monkeypatch: pytest.MonkeyPatch, 
     ]
 
 
-def test_the_key_of_a_mirror_is_that_of_its_own_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_key_of_a_mirror_is_that_of_its_own_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sources = tmp_path / "a.sources"
     sources.write_text(
         "Types: deb\nURIs: http://other.test/\nSuites: trixie-pgdg\nSigned-By: /pgdg\n\n"
@@ -68,7 +68,7 @@ def test_the_key_of_a_mirror_is_that_of_its_own_entry(monkeypatch: pytest.Monkey
     assert [mirror.keyring for mirror in apt_mirrors()] == ["/debian.gpg"]
 
 
-def test_a_whole_key_reaches_apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_inline_key_is_passed_to_apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     key = "\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mDMEZm\n =abcd\n -----END PGP PUBLIC KEY BLOCK-----"
     (tmp_path / "a.sources").write_text(
         f"Types: deb\nURIs: http://main.test/debian\nSuites: trixie\nComponents: main\nSigned-By:{key}\n"
@@ -99,13 +99,13 @@ def test_a_whole_key_reaches_apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert stanza["signed-by"] == key
 
 
-def test_no_mirror_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_mirrors_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     configured(monkeypatch, tmp_path, "", updated=True)
     with refused("mirrors-unknown"):
         apt_mirrors()
 
 
-def test_the_signature_of_a_tarball_is_not_the_tarball(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_signature_of_a_tarball_is_not_taken_for_the_tarball(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = "".join(f" {number * 64} {number} z_1.3.orig.tar.gz{end}\n" for number, end in (("1", ""), ("2", ".asc")))
     text = f"Package: z\nVersion: 1.3-1\nChecksums-Sha256:\n{rows}"
     monkeypatch.setattr(suites.Suite, "_run", lambda *_: text)

@@ -1,4 +1,4 @@
-"""An ordinary user's namespace: what it needs, what is reported when that is missing, and what continues inside."""
+"""Tests of the user namespace in which an ordinary user works with containers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toolchain.engine.resources import ulimits
 
 @pytest.fixture
 def user(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """As if an ordinary user ran this, with all that a namespace needs."""
+    """Simulate an ordinary user with everything that a namespace needs."""
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.delenv(INSIDE, raising=False)
     monkeypatch.setattr(namespace, "user_name", lambda: "somebody")
@@ -41,27 +41,27 @@ def user(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("somebody:100000\nsomebody:1:x\nsomebody:1:²\n\0\n", 0),
     ],
 )
-def test_a_user_s_ids_are_those_of_the_first_range(tmp_path: Path, text: str, count: int) -> None:
+def test_subordinate_ids_are_those_of_the_first_range(tmp_path: Path, text: str, count: int) -> None:
     (tmp_path / "subuid").write_text(text)
     assert subordinate_ids(tmp_path / "subuid", "somebody", 4711) == count
 
 
 @pytest.mark.parametrize(("count", "told"), [(0, "no"), (1000, "1000")])
-def test_too_few_ids_are_told_with_the_line_that_gives_them(user: pytest.MonkeyPatch, count: int, told: str) -> None:
+def test_error_for_too_few_ids_gives_the_usermod_command(user: pytest.MonkeyPatch, count: int, told: str) -> None:
     user.setattr(namespace, "subordinate_ids", lambda *_: count)
     with refused("subordinate-ids-missing", told) as caught:
         require()
     assert "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 somebody" in caught.value.fix
 
 
-def test_without_newuidmap_its_package_is_named(user: pytest.MonkeyPatch) -> None:
+def test_missing_newuidmap_is_reported(user: pytest.MonkeyPatch) -> None:
     user.undo()
     user.setenv("PATH", "/nonexistent")
     with refused("program-missing"):
         require()
 
 
-def test_the_process_goes_on_with_the_same_words_and_knows_who_it_was(user: pytest.MonkeyPatch) -> None:
+def test_enter_restarts_the_process_with_its_arguments_and_user_id(user: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, list[str], dict[str, str]]] = []
     user.setattr(namespace, "_UNSHARE", ("true",))
     user.setattr(os, "execve", lambda *words: called.append(words))
@@ -77,10 +77,10 @@ def test_the_process_goes_on_with_the_same_words_and_knows_who_it_was(user: pyte
     assert not called, "it is there already"
 
 
-def test_neither_the_current_folder_nor_a_variable_decides_what_goes_on(
+def test_restarted_process_ignores_current_folder_and_environment_variables(
     user: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The words that `enter` leaves are run here, in a folder with modules of the names that the tool imports."""
+    """The test runs the command of `enter` in a folder with modules that have names of imported modules."""
     called: list[tuple[str, list[str], dict[str, str]]] = []
     user.setattr(namespace, "_UNSHARE", ("true",))
     user.setattr(os, "execve", lambda *words: called.append(words))
@@ -100,13 +100,13 @@ def test_neither_the_current_folder_nor_a_variable_decides_what_goes_on(
     assert all(folder.startswith("/") for folder in env["PATH"].split(":"))
 
 
-def test_root_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_does_not_enter_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("root was sent into a namespace"))
     enter()
 
 
-def test_the_verbs_that_work_with_containers_say_so() -> None:
+def test_verbs_that_use_containers_are_marked() -> None:
     assert {verb.name for verb in all_verbs() if verb.engine} == {
         "build",
         "reproduce",
@@ -119,7 +119,7 @@ def test_the_verbs_that_work_with_containers_say_so() -> None:
     }
 
 
-def test_a_container_is_given_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ulimits_of_a_container_do_not_exceed_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {resource.RLIMIT_NOFILE: 20000}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, limits.get(kind, resource.RLIM_INFINITY)))
     assert ulimits({}) == ["--ulimit", "nofile=20000:20000"]
@@ -130,8 +130,8 @@ def test_a_container_is_given_no_more_than_there_is(monkeypatch: pytest.MonkeyPa
     assert ulimits({"nproc": 5000}) == ["--ulimit", "nproc=4000:4000"]
 
 
-def test_the_name_of_the_machine_is_the_same_everywhere() -> None:
-    """Also where /proc/sys may not be written to, as in a user namespace."""
+def test_contained_process_has_a_fixed_host_name() -> None:
+    """The name is set even if /proc/sys cannot be written, as in a user namespace."""
     if subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("NOT CHECKED: this user gets no namespace")
     words = contained(["hostname"], network=False)
