@@ -203,7 +203,7 @@ def test_error_status_of_sigstore_is_reported_without_the_token(
     assert caught.value.__cause__ is None, "the library's error holds the request, token included"
 
 
-def test_nobody_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigstore_that_does_not_answer_is_unreachable(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     signer, statement = Keyless(place.config), place.stand.sbom_statement()
     monkeypatch.setattr(keyless, "PATIENCE", 0.5)
     place.server.statuses["/api/v1"] = -1

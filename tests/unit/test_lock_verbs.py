@@ -278,7 +278,7 @@ def test_offline_lock_reports_missing_tree_digest_and_packages(here: Here, tmp_p
 
 
 def test_locked_package_version_is_planned_without_an_index(here: Here, tmp_path: Path) -> None:
-    """The lock decides whether the cache knows no version of the package, or has seen a newer version."""
+    """The version in the lock is used even if the cache knows no version of the package, or a newer one."""
     package = "llvm-toolchain-20"
 
     def noted(version: str, digit: str) -> None:
@@ -339,7 +339,7 @@ def test_changed_tree_in_the_store_is_replaced_or_refused(tmp_path: Path, checko
 
 
 def test_verify_finds_a_damaged_tree_with_unchanged_size_and_times(tmp_path: Path, checkout: Path) -> None:
-    """A failing disk can change bytes, but not the recorded size and times."""
+    """A failing disk can change the bytes of a file without changing its size and times."""
     cache = Cache(tmp_path / "cache")
     (_, llvm) = plan(Request(cache=cache, sources=specs({"llvm": str(checkout)})), "llvm")
     source_ = llvm.planned.sources[0]

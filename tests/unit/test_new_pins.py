@@ -1,4 +1,4 @@
-"""New pins upstream: nothing new in what was recorded, and everything that changes is seen."""
+"""Tests of scripts/new_pins.py, which finds upstream pins that are not on record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from scripts.new_pins import Finding, findings, gather, main
 from toolchain.catalog.codegen import codegens
 from toolchain.catalog.release_data import triton_releases
 
-# Read from AOTriton's repository in November 2026: each ref with its commit, its Triton, and that one's pin file.
+# These facts were read from AOTriton's repository in November 2026. Each ref has its commit, the commit of its Triton,
+# and the pin file of that Triton.
 AOTRITON = json.loads((Path(__file__).resolve().parents[1] / "recorded" / "aotriton-refs.json").read_bytes())
 HASH = "cmake/llvm-hash.txt"
 AMD, AMD_NEXT = "cmake/amd-llvm-info.json", "cmake/amd-llvm-build-info.json"
@@ -26,7 +27,7 @@ NEW, OTHER = "5" * 40, "6" * 40
 
 
 def as_recorded() -> dict[str, Any]:
-    """AOTriton as it was, and a Triton whose tags pin what is on record."""
+    """Return the recorded facts of AOTriton, and those of a Triton whose tags pin the LLVMs that are on record."""
     tritons = [
         {
             "ref": f"refs/tags/v{row.version}",
@@ -58,18 +59,18 @@ def triton(ref: str, **files: str) -> dict[str, Any]:
     return {"ref": ref, "commit": OTHER, "files": {name.replace("__", "/"): text for name, text in files.items()}}
 
 
-def test_nothing_is_new() -> None:
+def test_recorded_facts_give_no_findings() -> None:
     assert len(AOTRITON) >= 25
     assert found_with() == []
 
 
-def test_a_new_triton() -> None:
+def test_new_release_of_triton_is_found() -> None:
     (one,) = found_with(triton=[triton("refs/tags/v3.7.2", **{HASH: NEW})])
     assert one.title == "Triton 3.7.2 is not on record"
     assert one.build == {"source": f"llvm=https://github.com/llvm/llvm-project@{NEW}", "triton": "3.7.2"}
 
 
-def test_the_repository_that_a_triton_names() -> None:
+def test_build_uses_the_repository_that_a_triton_names() -> None:
     build = json.dumps({"llvm_hash": NEW, "build_number": 1, "repository": "triton-lang/llvm-project"})
     info = json.dumps({"llvm_hash": NEW, "build_number": 1})
     files = {"cmake/llvm-info.json": info, "cmake/llvm-build-info.json": build}
@@ -77,7 +78,7 @@ def test_the_repository_that_a_triton_names() -> None:
     assert one.build == {"source": f"llvm=https://github.com/triton-lang/llvm-project@{NEW}", "triton": ""}
 
 
-def test_a_triton_with_two_llvms_is_told_but_not_built() -> None:
+def test_triton_with_two_llvms_is_found_but_not_built() -> None:
     files = {HASH: NEW, AMD: pinned(OTHER, 3), AMD_NEXT: pinned(OTHER, 4, repository="ROCm/llvm-project")}
     (one,) = found_with(triton=[triton("refs/tags/v3.99.0", **files)])
     assert (one.title, one.build) == ("Triton 3.99.0 is not on record", None)
@@ -113,21 +114,21 @@ def test_a_triton_with_two_llvms_is_told_but_not_built() -> None:
           for text in ("[]", "{", pinned("$(id)"), pinned(OTHER, -1))),
     ],
 )  # fmt: skip
-def test_llvms_for_gpus(files: dict[str, str], title: str) -> None:
+def test_changed_llvm_for_a_gpu_is_found(files: dict[str, str], title: str) -> None:
     facts = as_recorded()
     entry = next(one for one in facts["triton"] if one["ref"].endswith("v3.9.0"))
     entry["files"] = {HASH: entry["files"][HASH], **files}
     assert [one.title for one in findings(facts)] == ([title] if title else [])
 
 
-def test_a_branch_is_known_by_its_llvm() -> None:
+def test_branch_is_found_only_if_its_llvm_is_new() -> None:
     known = next(row.llvm for row in triton_releases() if row.version == "3.7.1")
     assert found_with(triton=[triton("refs/heads/main", **{HASH: known})]) == []
     (one,) = found_with(triton=[triton("refs/heads/main", **{HASH: NEW})])
     assert (one.title, one.build is None) == (f"LLVM {NEW[:12]} of Triton main", False)
 
 
-def test_a_tag_that_says_otherwise() -> None:
+def test_tag_with_another_llvm_than_on_record_is_found() -> None:
     facts = as_recorded()
     entry = next(one for one in facts["triton"] if one["ref"].endswith("v3.6.0"))
     entry["files"] = {HASH: NEW}
@@ -136,7 +137,7 @@ def test_a_tag_that_says_otherwise() -> None:
     assert "f6ded0be" in one.why
 
 
-def test_what_was_unknown() -> None:
+def test_llvm_of_a_release_on_record_without_an_llvm_is_found() -> None:
     unknown = next(row for row in triton_releases() if row.version and not row.llvm)
     facts = as_recorded()
     next(one for one in facts["triton"] if one["ref"].endswith(f"v{unknown.version}"))["files"] = {HASH: NEW}
@@ -162,7 +163,7 @@ def change(name: str, **values: Any) -> Callable[[dict[str, Any]], None]:
         (change("refs/heads/main", triton=NEW), f"Triton {NEW[:12]} of AOTriton main"),
     ],
 )
-def test_aotriton(alter: Callable[[dict[str, Any]], None], title: str) -> None:
+def test_changes_of_aotriton_are_found(alter: Callable[[dict[str, Any]], None], title: str) -> None:
     facts = as_recorded()
     alter(facts)
     (one,) = findings(facts)
@@ -177,12 +178,12 @@ def test_aotriton(alter: Callable[[dict[str, Any]], None], title: str) -> None:
         {**triton("refs/tags/v3.7.2", **{HASH: NEW}), "commit": "$(id)"},
     ],
 )
-def test_no_form_no_finding(entry: dict[str, Any]) -> None:
+def test_malformed_ref_or_commit_gives_no_finding(entry: dict[str, Any]) -> None:
     assert found_with(triton=[entry]) == []
 
 
-def test_a_pin_that_is_none() -> None:
-    """It is reported, since someone must look; nothing of its content goes into a build."""
+def test_malformed_pin_is_found_but_not_built() -> None:
+    """The finding asks a person to look at the pin, so no content of the pin becomes part of a build."""
     (one,) = found_with(triton=[triton("refs/tags/v3.7.2", **{HASH: "$(curl example.org) @everyone `x`"})])
     assert one.build is None
     assert "commit" in one.why
@@ -204,7 +205,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> tuple[Path, Path]:
-    """Two repositories on disk: a Triton with tags and branches, an AOTriton that carries it."""
+    """Return two repositories: a Triton with tags, and an AOTriton with this Triton as a submodule."""
     one, other = tmp_path / "the triton", tmp_path / "aotriton"
     for folder in (one, other):
         folder.mkdir()
@@ -231,7 +232,9 @@ def upstream(tmp_path: Path) -> tuple[Path, Path]:
     return one, other
 
 
-def test_gathered_with_git(upstream: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gather_reads_refs_and_pin_files_with_git(
+    upstream: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     one, other = upstream
     facts = gather(str(one), str(other))
     assert [entry["ref"] for entry in facts["triton"]] == ["refs/heads/main", "refs/tags/v3.7.2"]
@@ -242,7 +245,7 @@ def test_gathered_with_git(upstream: tuple[Path, Path], tmp_path: Path, capsys: 
     assert [entry["ref"] for entry in facts["aotriton"]] == ["refs/heads/main", "refs/tags/0.15b"]
     assert facts["aotriton"][1]["triton"] == tag["commit"]
     assert facts["aotriton"][1]["files"] == {HASH: f"{NEW}\n"}
-    # Recorded, and told from the record as from the source.
+    # The findings are the same for the recorded facts and for the repositories.
     record = tmp_path / "facts.json"
     assert main(["--triton", str(one), "--aotriton", str(other), "--record", str(record)]) == 0
     said = capsys.readouterr().out
@@ -253,7 +256,7 @@ def test_gathered_with_git(upstream: tuple[Path, Path], tmp_path: Path, capsys: 
     assert "AOTriton 0.15b is not on record" in titles
 
 
-def test_of_many_refs_the_newest_are_read(upstream: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_reads_only_the_newest_refs(upstream: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = upstream
     for version in ("3.0.0", "3.9.0", "3.10.0"):
         git(one, "tag", f"v{version}", "v3.7.2^{commit}")
@@ -262,12 +265,12 @@ def test_of_many_refs_the_newest_are_read(upstream: tuple[Path, Path], monkeypat
     assert refs == ["refs/heads/main", "refs/tags/v3.10.0", "refs/tags/v3.9.0"]
 
 
-def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_repository_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--triton", str(tmp_path / "none"), "--aotriton", str(tmp_path / "none")]) == 18
     assert "answer" in capsys.readouterr().err
 
 
-def test_the_script_runs_by_itself(tmp_path: Path) -> None:
+def test_script_runs_as_a_command(tmp_path: Path) -> None:
     facts = tmp_path / "facts.json"
     facts.write_text(json.dumps(as_recorded()))
     top = Path(__file__).resolve().parents[2]

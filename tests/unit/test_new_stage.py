@@ -1,4 +1,4 @@
-"""A stage is a module and a row of the table: every verb, help text, lock, bundle, SBOM and publication then has it."""
+"""Tests that a stage needs only a module and a row in the table of stages to work in all commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOP = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Tool:
-    """The tool with the stage, in a folder of its own."""
+    """The tool with the additional stage `report`, which runs in its own folder."""
 
     folder: Path
     cache: Path
@@ -48,7 +48,7 @@ class Tool:
         return done.stdout if code == 0 else done.stderr
 
     def helps(self, *verbs: str) -> dict[str, str]:
-        """The help of each verb, with single spaces."""
+        """Return the help text of each verb, with single spaces."""
         code = (
             "import json, sys; from tests.with_report import register; register('copied');"
             "from typer.testing import CliRunner; from toolchain.cli.app import app;"
@@ -77,7 +77,7 @@ def tool(tmp_path: Path) -> Tool:
 ASKED = ("--base", "debian13", "--source", "notes=../notes")
 
 
-def test_a_stage_that_nobody_knew(tool: Tool) -> None:
+def test_additional_stage_is_planned_locked_bundled_built_and_published(tool: Tool) -> None:
     for verb, said in tool.helps("plan", "fetch", "build", "lock", "bundle export").items():
         assert "report or all." in said, verb
     refused = tool.call("plan", "--source", "x=y", code=3)
@@ -93,7 +93,7 @@ def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     assert kinds[:3] == ["lock", "base", "record"]
     assert "tree" in kinds
 
-    # Without the notes, the network and the cache: from the bundle alone.
+    # Another cache builds the stage from the bundle, without the folder of the source.
     other = Tool(tool.folder.parent / "there", tool.folder.parent / "other cache")
     other.folder.mkdir()
     command = other.data("bundle", "import", "oci:../bundle")["command"]
@@ -117,8 +117,8 @@ def test_a_stage_that_nobody_knew(tool: Tool) -> None:
     )
 
 
-def test_the_table_is_whole() -> None:
-    """Each row names what is there; what it stands on comes before it."""
+def test_table_of_stages_is_consistent() -> None:
+    """A stage may depend only on stages in earlier rows."""
     for number, row in enumerate(STAGES):
         assert {*row.on} <= {one.name for one in STAGES[:number]}, row.name
     assert MAKERS.keys() == {row.name for row in STAGES}

@@ -1,4 +1,4 @@
-"""Answers that no registry should give: each ends in a sentence, in another attempt, or in what was requested."""
+"""Tests of the client with invalid answers of registries and token services."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BAD = "http://[bad"
 
 @dataclass
 class Said:
-    """An answer to requests whose verb and path fit `to`; `size` stands in Content-Length where it is given."""
+    """An answer to requests whose method and path match `to`; `size` replaces the value of Content-Length."""
 
     to: str
     status: int = 200
@@ -44,7 +44,7 @@ class Said:
 
 
 class Odd(ThreadingHTTPServer):
-    """Answers what it was told to; 404 else."""
+    """A server that sends the first matching answer in `said`, or status 404."""
 
     daemon_threads = True
 
@@ -55,11 +55,11 @@ class Odd(ThreadingHTTPServer):
 
     @property
     def host(self) -> str:
-        """Where it listens, host:port."""
+        """The address of the server, as host:port."""
         return f"127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Quiet."""
+        """Print nothing."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Odd
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Quiet."""
+        """Print nothing."""
 
     def _serve(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -135,7 +135,9 @@ def told(act: Callable[[], object], *kinds: type[ToolchainError]) -> str:
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
-def test_the_address_of_an_upload_that_is_none(odd: Odd, registry: Registry, blob: Path, method: str) -> None:
+def test_invalid_address_of_an_upload_is_refused_and_its_token_not_shown(
+    odd: Odd, registry: Registry, blob: Path, method: str
+) -> None:
     registry.chunk = 400
     odd.said = [
         Said(f"{method} ", 202, {"Location": f"{BAD}?token=hidden"}),
@@ -146,12 +148,12 @@ def test_the_address_of_an_upload_that_is_none(odd: Odd, registry: Registry, blo
     assert "hidden" not in said
 
 
-def test_a_redirect_to_what_is_no_address(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+def test_redirect_to_an_invalid_address_is_refused(odd: Odd, registry: Registry, tmp_path: Path) -> None:
     odd.said = [Said("GET ", 302, {"Location": "http://\xff[/"})]
     assert "[redirect-invalid]" in told(lambda: pull(registry, tmp_path))
 
 
-def test_a_token_service_that_is_not_there(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+def test_unreachable_token_service_is_reported(odd: Odd, registry: Registry, tmp_path: Path) -> None:
     odd.said = [Said("GET ", 401, {"WWW-Authenticate": 'Bearer realm="http://127.0.0.1:1/t",service="x"'})]
     with pytest.raises(UnreachableError) as caught:
         pull(registry, tmp_path)
@@ -161,7 +163,7 @@ def test_a_token_service_that_is_not_there(odd: Odd, registry: Registry, tmp_pat
     )
 
 
-def test_a_registry_that_is_silent_is_told_without_names_of_classes(tmp_path: Path) -> None:
+def test_silent_registry_is_reported_without_names_of_classes(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         Registry(f"127.0.0.1:{server.getsockname()[1]}", attempts=0, timeout=(1, 0.1)) as registry,
@@ -172,7 +174,7 @@ def test_a_registry_that_is_silent_is_told_without_names_of_classes(tmp_path: Pa
 
 
 @pytest.mark.parametrize("link", [f'<{BAD}>; rel="next"', "<" * 60_000 + ">; rel=next"])
-def test_a_further_page_that_is_nowhere(odd: Odd, registry: Registry, link: str) -> None:
+def test_invalid_link_to_the_next_page_is_refused_or_ignored(odd: Odd, registry: Registry, link: str) -> None:
     page = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
     odd.said = [Said("GET .*/referrers/", 200, {"Content-Type": media.INDEX, "Link": link}, page, times=1)]
     place = RepositoryPlace(RegistryRef(odd.host, "ns/name"), registry)
@@ -190,15 +192,13 @@ def test_a_further_page_that_is_nowhere(odd: Odd, registry: Registry, link: str)
     [("12", 12), (" 12 ", 12), ("0", 0), ("", None), (None, None), ("²", None), ("١٢", None), ("-1", None),
      ("1_0", None), ("+1", None), ("1.5", None), ("abc", None), (MANY, None), ("9" * 15, 10**15 - 1)],
 )  # fmt: skip
-def test_a_number_in_a_header(said: str | None, number: int | None) -> None:
+def test_header_number_accepts_only_1_to_15_digits(said: str | None, number: int | None) -> None:
     assert web.header_number(said) == number
 
 
 @pytest.mark.parametrize("size", ["²", MANY])
-def test_the_size_of_a_blob_that_is_no_number(
-    odd: Odd, registry: Registry, blob: Path, tmp_path: Path, size: str
-) -> None:
-    """It is there, and no one can say more; what comes is compared by its digest."""
+def test_invalid_size_of_a_blob_is_ignored(odd: Odd, registry: Registry, blob: Path, tmp_path: Path, size: str) -> None:
+    """The answer shows that the blob exists, and a downloaded blob is checked by its digest."""
     odd.said = [Said("HEAD ", 200, size=size), Said("GET ", 200, body=CONTENT, size=size)]
     assert registry.blob_size("ns/name", BLOB.digest) == 0
     assert push(registry, blob) == 0
@@ -206,7 +206,7 @@ def test_the_size_of_a_blob_that_is_no_number(
 
 
 @pytest.mark.parametrize(("method", "said"), [("GET", MANY), ("POST", "Wed, 99 Foo 99999999999 99:99:99 GMT")])
-def test_a_wait_that_is_no_number(
+def test_invalid_retry_after_is_ignored(
     odd: Odd, registry: Registry, blob: Path, tmp_path: Path, method: str, said: str
 ) -> None:
     odd.said = [Said(f"{method} ", 503, {"Retry-After": said}, times=1)]
@@ -223,7 +223,7 @@ def test_a_wait_that_is_no_number(
 
 
 @pytest.mark.parametrize("said", [f"0-{MANY}", "0-²", "bytes=0-abc"])
-def test_a_position_that_is_no_number(odd: Odd, registry: Registry, blob: Path, said: str) -> None:
+def test_invalid_range_of_an_upload_is_ignored(odd: Odd, registry: Registry, blob: Path, said: str) -> None:
     registry.chunk = 400
     odd.said = [
         Said("POST ", 202, {"Location": "/up"}),
@@ -242,12 +242,12 @@ def challenged(odd: Odd, realm: str = "/token") -> None:
 
 
 @pytest.mark.parametrize("realm", [BAD, "not a url: at all", "ftp://x/", "http:///token", "", "\xe9"])
-def test_a_realm_that_is_no_address(odd: Odd, registry: Registry, tmp_path: Path, realm: str) -> None:
+def test_invalid_realm_is_refused(odd: Odd, registry: Registry, tmp_path: Path, realm: str) -> None:
     challenged(odd, realm)
     told(lambda: pull(registry, tmp_path), RegistryError, UnreachableError)
 
 
-def test_a_parameter_with_an_endless_name_is_ignored() -> None:
+def test_parameter_with_a_long_name_is_ignored() -> None:
     """A search that starts at each letter of a long word takes quadratic time."""
     assert auth._parameters(f'{"a" * 65}="x",realm="y"') == {"realm": "y"}
 
@@ -266,19 +266,19 @@ def test_a_parameter_with_an_endless_name_is_ignored() -> None:
     ],
     ids=["deep", "long number", "no latin", "two lines", "a number", "a list", "no text", "long"],
 )
-def test_a_token_that_is_none(odd: Odd, registry: Registry, tmp_path: Path, body: bytes, why: str) -> None:
+def test_malformed_token_is_refused(odd: Odd, registry: Registry, tmp_path: Path, body: bytes, why: str) -> None:
     challenged(odd)
     odd.said.append(Said("GET /token", 200, body=body))
     assert why in told(lambda: pull(registry, tmp_path))
 
 
-def test_an_answer_without_an_end_is_not_read_to_it(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+def test_endless_answer_of_the_token_service_is_refused(odd: Odd, registry: Registry, tmp_path: Path) -> None:
     challenged(odd)
     odd.said.append(Said("GET /token", 200, body=b" " * (2 << 20), size=MANY[:12]))
     assert "[login-refused]" in told(lambda: pull(registry, tmp_path))
 
 
-def test_a_token_service_that_sends_us_nowhere(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+def test_invalid_redirect_of_the_token_service_is_refused(odd: Odd, registry: Registry, tmp_path: Path) -> None:
     challenged(odd)
     odd.said.append(Said("GET /token", 302, {"Location": BAD}))
     assert "[login-refused]" in told(lambda: pull(registry, tmp_path))
@@ -298,7 +298,7 @@ def test_a_token_service_that_sends_us_nowhere(odd: Odd, registry: Registry, tmp
         (416, {"Content-Range": "²"}),
     ],
 )
-def test_a_part_that_was_not_asked_for_is_not_put_behind_what_came(
+def test_range_that_was_not_requested_is_not_appended(
     odd: Odd, registry: Registry, tmp_path: Path, status: int, headers: dict[str, str]
 ) -> None:
     odd.said = [
@@ -313,7 +313,7 @@ def test_a_part_that_was_not_asked_for_is_not_put_behind_what_came(
     assert ranges == [None, "bytes=400-", None, None], "after such an answer no part is asked for"
 
 
-def test_parts_that_nobody_asked_for_end_with_an_error(odd: Odd, registry: Registry, tmp_path: Path) -> None:
+def test_repeated_ranges_that_were_not_requested_are_an_error(odd: Odd, registry: Registry, tmp_path: Path) -> None:
     odd.said = [Said("GET ", 206, body=CONTENT[400:])]
     assert "206" in told(lambda: pull(registry, tmp_path), RegistryError, UnreachableError, DigestError)
     assert len(odd.seen) == 3
@@ -322,10 +322,10 @@ def test_parts_that_nobody_asked_for_end_with_an_error(odd: Odd, registry: Regis
 # Logins
 
 
-def test_a_login_of_netrc_goes_nowhere(
+def test_login_from_netrc_is_not_sent(
     odd: Odd, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither to the registry nor to where it sends us, though the session looks at the environment for proxies."""
+    """With `trust_env`, which proxies need, requests would send the login to the registry and to a redirect's target."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\nmachine localhost login a password b\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("no_proxy", "*")
@@ -357,7 +357,7 @@ def test_a_redirect_takes_the_login_along_on_the_same_host_alone(
     assert all((one is not None) is here for one in after)
 
 
-# What helps
+# Fixes in errors
 
 
 def error(code: str) -> bytes:
@@ -374,7 +374,7 @@ def error(code: str) -> bytes:
         (422, "NAME_INVALID", "operator"),
     ],
 )
-def test_where_trying_again_cannot_help_something_else_is_said(
+def test_permanent_error_is_not_retried_and_has_another_fix(
     odd: Odd, registry: Registry, blob: Path, waits: list[float], status: int, code: str, fix: str
 ) -> None:
     odd.said = [Said("POST ", status, body=error(code) if code else b"")]

@@ -1,4 +1,4 @@
-"""What `verify` says of layouts and registries that programs could read differently (see `ambiguous_layouts`)."""
+"""Tests of `verify` on layouts and registries that programs could read differently (see `ambiguous_layouts`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shelf(stand: Stand) -> Shelf:
 
 @pytest.fixture
 def patience() -> Iterator[None]:
-    """What hangs fails soon."""
+    """Fail the test if it takes longer than 300 seconds."""
 
     def over(signal: int, frame: FrameType | None) -> None:
         raise AssertionError("it hangs")
@@ -67,7 +67,7 @@ def test_an_ambiguous_folder_is_not_trusted(shelf: Shelf, stand: Stand, case: st
     assert (shelf.good.digest in said) or not trusted
 
 
-# Documents that no one signed: without a key `intact` says that the bytes are those that were meant.
+# These documents are not signed. Without a key, the verdict `intact` means that all digests match.
 
 _TWICE: dict[str, tuple[str, str]] = {
     "layers twice": ("manifest", '"layers":[],"layers":'),
@@ -85,7 +85,7 @@ _KEY = {"Diff_IDs too": '"diff_ids":', "Labels twice": '"Labels":', "another typ
 
 
 def ambiguous(stand: Stand, case: str) -> dict[str, tuple[str, bytes]]:
-    """An image whose index, manifest or config has been changed, each found by its true digest: type and content."""
+    """Return the media type and content of each blob of an image with a changed document, by its digest."""
     where, text = _TWICE[case]
     layout, manifest = stand.layout, stand.manifest
     config, *layers = layout.children(manifest)
@@ -139,8 +139,8 @@ def test_an_ambiguous_document_is_not_intact(stand: Stand, case: str, tmp_path: 
             assert "\tintact" not in said
 
 
-def test_the_same_without_the_change_is_intact(stand: Stand, tmp_path: Path) -> None:
-    """So it is the change that is refused."""
+def test_document_without_the_change_is_intact(stand: Stand, tmp_path: Path) -> None:
+    """This shows that the documents above are refused because of the change."""
     content = stand.layout.read(stand.index)
     with fake_registry() as registry:
         blobs = {one.digest: (one.media_type, stand.layout.read(one)) for one in stand.layout.walk(stand.index)}
@@ -150,8 +150,8 @@ def test_the_same_without_the_change_is_intact(stand: Stand, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", [media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
-def test_a_registry_that_calls_an_index_something_else(stand: Stand, kind: str) -> None:
-    """Some programs go by the header, some by the document."""
+def test_index_that_a_registry_serves_with_another_type_is_refused(stand: Stand, kind: str) -> None:
+    """Some programs use the media type in the header, and others that in the document."""
     blobs = {one.digest: (one.media_type, stand.layout.read(one)) for one in stand.layout.walk(stand.index)}
     blobs["top"] = (kind, stand.layout.read(stand.index))
     with fake_registry() as registry:

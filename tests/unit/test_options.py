@@ -1,4 +1,4 @@
-"""One declaration of an option is enough: everything else derives from it."""
+"""Tests that an option needs only one declaration, and tests of the config file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from toolchain.stages.stage import Planned
 
 @dataclass(frozen=True, kw_only=True)
 class Wider(Request):
-    """A request with one option more, and nothing else anywhere."""
+    """A request with an additional option, which is declared only here."""
 
     flavour: tuple[str, ...] = option(
         "flavour", default=(), kind="commas", help="What it tastes of.", is_input=True, lock="changed"
@@ -38,7 +38,7 @@ class Wider(Request):
 
 @pytest.fixture
 def wider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> typer.Typer:
-    """A program with one verb that shows its request, while requests are `Wider`."""
+    """Replace `Request` by `Wider`, and return a program with a verb that prints the additional option."""
     monkeypatch.setattr(request_module, "Request", Wider)
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def shown(program: typer.Typer, *words: str, **env: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_command_line_environment_and_file_take_it(wider: typer.Typer, tmp_path: Path) -> None:
+def test_option_is_read_from_command_line_environment_and_file(wider: typer.Typer, tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text('flavour = ["rum", "raisin"]\n')
     named = ("--config", "t.toml", "show")
     assert shown(wider, "show") == []
@@ -78,7 +78,7 @@ def test_command_line_environment_and_file_take_it(wider: typer.Typer, tmp_path:
     assert "What it tastes of." in CliRunner().invoke(wider, ["show", "--help"], env={"COLUMNS": "200"}).output
 
 
-def test_record_and_lock_keep_it(wider: typer.Typer) -> None:
+def test_option_is_kept_in_record_and_lock(wider: typer.Typer) -> None:
     request, bare = make_request(flavour="mint,nut"), make_request()
     planned = Planned(name="llvm", image="i", inputs={})
     assert records.asked_for(request, planned)["flavour"] == ["mint", "nut"]
@@ -91,14 +91,14 @@ def test_record_and_lock_keep_it(wider: typer.Typer) -> None:
     assert locking.resolve(bare, [], "llvm").request == {"stage": "llvm", "glibc": "2.31", "arch": ["amd64"]}
 
 
-def test_a_lock_cannot_make_options_that_none_keeps() -> None:
+def test_lock_with_an_option_that_locks_do_not_keep_is_refused() -> None:
     for name in ("flavour", "cache", "offline", "lock-file", "contract", "json"):
         with refused("lock-malformed"):
             lockfile.parse(lockfile.render(Lock(toolchain="1", epoch=1, format=1, request={name: "x"})), "a")
 
 
-def test_what_an_import_prints_goes_on_as_it_was_asked(tmp_path: Path) -> None:
-    """--keep-going and --kernel-timeout were lost on the way through a lock."""
+def test_options_of_a_lock_are_those_of_the_request(tmp_path: Path) -> None:
+    """Earlier, --keep-going and --kernel-timeout were not kept in a lock."""
     asked = make_request(cache=tmp_path, keep_going=True, kernel_timeout=900.0, allow_binary=["ptxas", "libdevice"])
     made = lockfile.parse(lockfile.render(locking.resolve(asked, [], "kernels")), "lock")
     assert lockfile.options(made) == [
@@ -109,7 +109,7 @@ def test_what_an_import_prints_goes_on_as_it_was_asked(tmp_path: Path) -> None:
     assert records.asked_for(asked, planned)["kernel_timeout"] == 900.0
 
 
-# The file
+# The config file
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def call(*words: str, code: int = 0) -> str:
     return done.output
 
 
-def test_a_named_file_holds_what_a_verb_needs(here: Path) -> None:
-    """A pin file names an LLVM alone, which is enough for the stage `llvm`."""
+def test_config_file_sets_the_arguments_of_a_verb(here: Path) -> None:
+    """A pin file contains only the commit of an LLVM, which is enough for the stage `llvm`."""
     commit = "f6ded0be897e2878612dd903f7e8bb85448269e5"
     (here / "pin").write_text(commit)
     (here / "t.toml").write_text(
@@ -140,21 +140,21 @@ def test_a_named_file_holds_what_a_verb_needs(here: Path) -> None:
         call("--config", "t.toml", *verb.split(), code=code)
 
 
-def test_a_named_file_that_is_not_there_is_an_error(here: Path) -> None:
+def test_missing_config_file_is_an_error(here: Path) -> None:
     call("--config", "none.toml", "plan", "base", code=3)
     (here / "toolchain.toml").symlink_to(here / "nowhere")
     call("plan", "base", code=3)
 
 
-def test_an_option_of_another_verb_with_the_name_of_a_key_is_not_set(here: Path) -> None:
-    """`lock --check` means something else, and `pins` takes one question at a time."""
+def test_key_does_not_set_another_option_of_the_same_name(here: Path) -> None:
+    """`lock --check` has another meaning than the key `check`, and `pins` accepts only one option of its kind."""
     (here / "t.toml").write_text('check = "1"\ntriton = "3.6.0"\n')
     call("--config", "t.toml", "lock", "base", "--open-base")
     assert (here / "toolchain.lock").is_file()
     assert "3.7.1" in call("--config", "t.toml", "pins", "--triton", "3.7.1")
 
 
-def test_a_stage_of_the_file_without_kernels_is_refused_by_campaigns(here: Path) -> None:
+def test_kernels_run_refuses_a_stage_without_kernels_from_the_file(here: Path) -> None:
     (here / "toolchain.toml").write_text('stage = "llvm"\n')
     call("kernels", "run", code=3)
     call("kernels", "run", "kernels", "--offline", code=18)
@@ -179,7 +179,7 @@ def test_paths_are_relative_to_the_file(here: Path) -> None:
     assert found["dest"].endswith("/"), "a folder with a colon in its name is written so"
 
 
-def test_a_home_folder_is_never_a_folder_called_tilde(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_is_expanded_to_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = here / "home"
     (home / "sub").mkdir(parents=True)
     (home / "a.patch").touch()
@@ -195,7 +195,7 @@ def test_a_home_folder_is_never_a_folder_called_tilde(here: Path, monkeypatch: p
         assert json.loads(done.stdout)["cache"] == f"{home}/sub", done.output
 
 
-# The file's own errors
+# Errors in the config file
 
 
 @pytest.mark.parametrize(
@@ -222,8 +222,8 @@ def test_a_value_of_another_type_is_refused(here: Path, line: str, says: str) ->
     assert caught.value.fix
 
 
-def test_numbers_that_fit(here: Path) -> None:
-    bom = "\ufeff"  # some editors write it
+def test_valid_values_after_a_byte_order_mark_are_read(here: Path) -> None:
+    bom = "\ufeff"  # some editors write this byte order mark
     (here / "t.toml").write_text(f'{bom}jobs = 4\nkernel-timeout = 900\ngpu = ["gfx942"]\noffline = false\n')
     assert read_file(here / "t.toml") == {"jobs": 4, "kernel_timeout": 900, "gpu": "gfx942", "offline": False}
 
@@ -232,7 +232,7 @@ def test_numbers_that_fit(here: Path) -> None:
     ("name", "value"),
     [("gpu", "gfx9999"), ("triton", "banana")],
 )
-def test_an_error_names_the_place_of_its_value(
+def test_error_names_the_origin_of_the_value(
     here: Path, name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def said() -> str:
@@ -251,13 +251,13 @@ def test_an_error_names_the_place_of_its_value(
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "1e10", "0"])
-def test_a_kernel_cannot_take_for_ever(seconds: str, here: Path) -> None:
-    """No wait is so long: the first kernel would end the build with a traceback, after hours of LLVM."""
+def test_invalid_kernel_timeout_is_refused(seconds: str, here: Path) -> None:
+    """With such a timeout, the build would end with a traceback at the first kernel, hours after its start."""
     call("kernels", "run", "--kernel-timeout", seconds, code=2)
     (here / "t.toml").write_text(f"kernel-timeout = {seconds}\n")
     call("--config", "t.toml", "kernels", "run", code=3)
 
 
-def test_no_name_is_no_file(here: Path) -> None:
+def test_empty_name_of_the_config_file_is_refused(here: Path) -> None:
     assert "--config" in call("--config", "", "plan", code=3)
     assert list(here.iterdir()) == []
