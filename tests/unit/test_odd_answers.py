@@ -325,7 +325,7 @@ def test_repeated_ranges_that_were_not_requested_are_an_error(odd: Odd, registry
 def test_login_from_netrc_is_not_sent(
     odd: Odd, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `trust_env`, which proxies need, requests would send the login to the registry and to a redirect's target."""
+    """If `trust_env` is set, which proxies need, requests itself would send a login from netrc to each host."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\nmachine localhost login a password b\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("no_proxy", "*")

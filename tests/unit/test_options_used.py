@@ -1,4 +1,4 @@
-"""No option is declared for nothing, and no verb takes one that it does not use."""
+"""Tests that each declared option is used, and that no verb accepts an option that it ignores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from toolchain.request.model import Request, options
 PACKAGE = Path(__file__).resolve().parents[2] / "toolchain"
 FIELDS = {declared.field: declared for declared in options()}
 WHEEL = ("--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel")
-# Together they ask for everything that plans and sources depend on. `fetch` and `bundle export` plan as `plan` does.
+# Together, these calls read all options on which plans and sources depend. `fetch` and `bundle export` make the same
+# plans as `plan`.
 CALLS: dict[str, list[tuple[str, ...]]] = {
     "plan": [
         ("triton", "--triton", "3.7.1", "--python", "3.13", "--allow-binary", "libdevice"),
@@ -37,7 +38,7 @@ CALLS: dict[str, list[tuple[str, ...]]] = {
         ("hip", "--offline"),
     ],
 }
-# Read where a source of AOTriton or Triton is here.
+# This option is read only if a source of AOTriton or Triton has been fetched.
 LATER = {"drop_binary"}
 
 
@@ -45,7 +46,7 @@ VERBS: dict[str, Any] = {verb.name: lazy(verb).loaded for verb in all_verbs()}
 
 
 def attributes_read(package: Path) -> set[str]:
-    """The names of all attributes that are read somewhere, but for where a request is declared and made."""
+    """Return the names of all attributes in the package, except in the modules that declare and make requests."""
     found = set()
     for path in package.rglob("*.py"):
         if path.relative_to(package).as_posix() not in {"request/model.py", "cli/build_options.py"}:
@@ -55,7 +56,7 @@ def attributes_read(package: Path) -> set[str]:
 
 
 def test_every_option_of_a_request_is_used_somewhere(tmp_path: Path) -> None:
-    of_making = {"locked", "lock_file", "glibc"}  # used where the request is made
+    of_making = {"locked", "lock_file", "glibc"}  # these are used when a request is made
     assert FIELDS.keys() - of_making - attributes_read(PACKAGE) == set()
     (tmp_path / "module.py").write_text("def use(request):\n    return request.jobs\n")
     assert attributes_read(tmp_path) == {"jobs"}, "an option that nothing reads is found"
@@ -83,7 +84,7 @@ def test_a_verb_reads_the_options_that_it_takes(verb: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("verb", ["plan", "fetch", "lock", "bundle export"])
-def test_what_builds_nothing_does_not_ask_how_to_build(verb: str) -> None:
+def test_verb_without_a_build_has_no_build_options(verb: str) -> None:
     offered = {parameter.name for parameter in VERBS[verb].params}
     assert not offered & {"jobs", "runner", "fresh", "scheduler", "kernel_store", "contract"}
 
@@ -92,7 +93,7 @@ CAMPAIGN = [option.flag for option in options() if option.campaign]
 
 
 @pytest.mark.parametrize("flag", CAMPAIGN)
-def test_an_option_of_campaigns_given_to_build_names_the_verb_that_takes_it(flag: str) -> None:
+def test_error_for_a_campaign_option_of_build_names_the_right_verb(flag: str) -> None:
     done = CliRunner().invoke(app, ["build", "kernels", flag, "1"], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert "toolchain kernels run" in done.stderr

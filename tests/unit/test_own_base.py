@@ -1,4 +1,4 @@
-"""What a base must hold: the data, what counts as enough, and that the documentation says the same."""
+"""Tests of the programs and files that a base must contain, and of the table in the documentation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lacking(tools: dict[str, str], *users: str, pythons: tuple[str, ...] = ()) -
     return [need.name for need in needs_of(request, users) if need.fault(tools)]
 
 
-def test_everything_is_enough_and_nothing_is_not() -> None:
+def test_full_base_lacks_nothing_and_empty_base_lacks_everything() -> None:
     all_users = ("llvm", "triton", "aotriton", "triton-wheel")
     assert lacking(EVERYTHING, *all_users) == []
     bitcode = [f"AMD's {name}.bc" for name in ("ocml", "ockl", "asanrtl")]
@@ -52,11 +52,11 @@ def test_everything_is_enough_and_nothing_is_not() -> None:
         ({"glibc": "2.26"}, "triton-wheel", ["glibc"]),
     ],
 )
-def test_versions(change: dict[str, str], user: str, missing: list[str]) -> None:
+def test_tool_of_an_unfit_version_is_reported_as_missing(change: dict[str, str], user: str, missing: list[str]) -> None:
     assert lacking({**EVERYTHING, **change}, user) == missing
 
 
-def test_an_own_python_needs_its_headers_too() -> None:
+def test_additional_python_needs_its_headers() -> None:
     assert lacking(EVERYTHING, "triton", pythons=("3.12",)) == ["Python 3.12", "Python 3.12 headers"]
     assert lacking({**EVERYTHING, "python3.12": "3.12.1", "python3.12.h": ""}, "triton", pythons=("3.12",)) == []
     assert lacking(EVERYTHING, "llvm", pythons=("3.12",)) == []
@@ -66,7 +66,7 @@ def test_an_own_python_needs_its_headers_too() -> None:
     ("version", "has", "enough"),
     [("3.7.1", "3.12.1", False), ("3.7.1", "3.14.0", False), ("3.9.0", "3.14.0", True), ("3.9.0", "3.11.2", False)],
 )
-def test_the_name_of_a_wheel_tells_which_python_it_needs(version: str, has: str, enough: bool) -> None:
+def test_version_of_a_triton_wheel_determines_the_python_that_it_needs(version: str, has: str, enough: bool) -> None:
     spec = SourceSpec(kind="pypi", where="triton", version=version)
     request = Request(cache=Cache(Path("/nowhere")), sources={"triton": spec})
     tools = {**EVERYTHING, "python3": has}
@@ -76,14 +76,14 @@ def test_the_name_of_a_wheel_tells_which_python_it_needs(version: str, has: str,
     assert missing == ["Python"], "numpy's wheel is for 3.13 alone"
 
 
-def test_bitcode_that_the_user_decided_on_need_not_be_in_the_base() -> None:
+def test_base_need_not_contain_bitcode_that_is_allowed_or_dropped() -> None:
     tools = {tool: version for tool, version in EVERYTHING.items() if not tool.endswith(".bc")}
     request = Request(cache=Cache(Path("/nowhere")), allow_binary=("ocml",), drop_binary=("asanrtl",))
     named = [need.name for need in needs_of(request, ["triton"]) if need.fault(tools)]
     assert named == ["AMD's ockl.bc"]
 
 
-def test_only_what_is_built_in_the_base_needs_something() -> None:
+def test_only_stages_that_run_in_the_base_have_needs() -> None:
     def planned(name: str, *, engine: bool = True, wheel: bool = False) -> Planned:
         return Planned(name=name, image=name, inputs=None, engine=engine, binaries=("triton-wheel",) if wheel else ())
 
@@ -95,7 +95,7 @@ def test_only_what_is_built_in_the_base_needs_something() -> None:
     assert users_of([base, planned("llvm"), planned("triton"), planned("kernels")]) == {"llvm", "triton"}
 
 
-def test_the_probe_runs_in_a_plain_shell_and_knows_every_tool(tmp_path: Path) -> None:
+def test_probe_runs_in_sh_and_looks_for_each_tool(tmp_path: Path) -> None:
     text = (TOP / "toolchain" / "data" / "probe-base.sh").read_text()
     (tmp_path / "one").write_text("")
     words = [f"here={tmp_path}/o*", f"gone={tmp_path}/x*", "3.99"]
@@ -105,17 +105,15 @@ def test_the_probe_runs_in_a_plain_shell_and_knows_every_tool(tmp_path: Path) ->
     assert "found here" in done.stdout
     assert "found gone" not in done.stdout
     for way in (way for need in needs() for way in need.ways):
-        # What comes of a variable is named in a list.
+        # A tool whose name comes from a variable is in a list.
         assert any(word in text for word in (f"found {way.tool}", f" {way.tool} ", f" {way.tool};", "found $1")), (
             way.tool
         )
 
 
 @pytest.mark.parametrize("how", ["bomb", "damaged"])
-def test_a_base_is_compared_with_its_digests_before_it_is_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """The engine unpacks all that a layer holds."""
+def test_base_is_verified_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The engine would unpack everything that a layer contains."""
     layout = Layout(tmp_path / "l").ensure()
     image = small_image(layout, tmp_path / "w", arch=this_machine(), files={"usr/lib64/thing/big": bytes(1 << 20)})
     layout.tag(write_index(layout, [image]), "x")
@@ -141,7 +139,7 @@ def row(need: Need) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
-def test_the_documentation_shows_the_same_table() -> None:
+def test_documentation_has_the_same_table() -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert [line for line in text.splitlines() if line in {row(need) for need in needs()}] == [
         row(need) for need in needs()

@@ -1,4 +1,4 @@
-"""A user's own calls for a Triton cache: which are taken, and what is said of the others."""
+"""Tests of a user's list of calls for a Triton cache."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ causal = true
 
 
 def of_user(text: str, folder: Path, *gpus: str) -> list[Call]:
-    """The calls of a user's file."""
+    """Return the calls in a user's file."""
     (folder / "own.toml").write_text(text)
     given = option_values.calls(os.fspath(folder / "own.toml"))
     assert option_values.calls(given) == given, "a record holds it, and `reproduce` gives it"
     return listed(with_calls(calls_of("flash-attn"), given, gpus), gpus)
 
 
-def test_a_user_s_own_calls_take_the_place_of_the_list(tmp_path: Path) -> None:
+def test_calls_of_the_user_replace_the_list(tmp_path: Path) -> None:
     made_ = of_user(OWN, tmp_path, "gfx90a")
     shape = "direction=forward,dtype=bf16,head=96,heads=16x4,batch=2,seq={},causal=true"
     assert [call_.name for call_ in made_] == [f"gfx90a/{shape.format(seq)}" for seq in (512, 2048)]
@@ -55,13 +55,13 @@ def test_a_user_s_own_calls_take_the_place_of_the_list(tmp_path: Path) -> None:
         ("[512, 2048, 512]", str(list(range(1, 10002))), "calls-invalid"),
     ],
 )
-def test_a_user_s_calls_that_are_not_possible(tmp_path: Path, old: str, new: str, what: str) -> None:
+def test_invalid_calls_are_refused(tmp_path: Path, old: str, new: str, what: str) -> None:
     with refused(what) as raised:
         of_user(OWN.replace(old, new), tmp_path, "gfx942")
     assert raised.value.fix
 
 
-def test_a_gpu_whose_number_of_compute_units_is_unknown_is_refused_before_calls_are_made() -> None:
+def test_gpu_with_an_unknown_number_of_compute_units_is_refused() -> None:
     own = json.dumps({"function": "softmax", "dtype": "bf16", "rows": 16, "columns": 4096})
     table = with_calls(calls_of("aiter"), f"[{own}]", ())
     assert [call_.rows[0]["units"] for call_ in listed(table, ["gfx942", "gfx1151"])] == [40, 304]
@@ -69,7 +69,7 @@ def test_a_gpu_whose_number_of_compute_units_is_unknown_is_refused_before_calls_
         listed(table, ["gfx90a"])
 
 
-def test_a_list_is_read_through_a_link_and_not_from_a_pipe(tmp_path: Path) -> None:
+def test_list_is_read_through_a_link_but_not_from_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(OWN)
     (tmp_path / "link.toml").symlink_to("own.toml")
     os.mkfifo(tmp_path / "pipe.toml")
@@ -80,6 +80,6 @@ def test_a_list_is_read_through_a_link_and_not_from_a_pipe(tmp_path: Path) -> No
         option_values.calls(os.fspath(tmp_path / "pipe.toml"))
 
 
-def test_a_name_that_is_given_twice_is_refused() -> None:
+def test_variable_that_is_given_twice_is_refused() -> None:
     with refused("option-twice"):
         _variables(["A=1", "A=2"])

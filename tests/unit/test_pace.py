@@ -1,4 +1,4 @@
-"""Servers that never fall silent and never come to an end: every transfer has a floor."""
+"""Tests of slow and endless answers: each transfer has a minimum rate."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Slow:
     """A server that answers each request with pieces, and counts the requests.
 
     Args:
-        answer: the pieces, by the number of the request; with a pause before each.
-        pause: seconds.
-        greedy: whether it reads no more of a request than its head.
+        answer: returns the pieces of the answer to a request, by the number of the request.
+        pause: the pause before each piece, in seconds.
+        greedy: whether the server reads only the head of a request.
     """
 
     def __init__(self, answer: Callable[[int], Iterator[bytes]], pause: float = DRIP, *, greedy: bool = False) -> None:
@@ -138,10 +138,10 @@ def test_a_manifest_that_trickles(answer: Callable[[int], Iterator[bytes]]) -> N
 
 
 @pytest.mark.parametrize("answer", [in_body, in_header])
-def test_a_blob_that_trickles_is_asked_for_a_few_times(
+def test_slow_blob_is_retried_a_limited_number_of_times(
     answer: Callable[[int], Iterator[bytes]], tmp_path: Path
 ) -> None:
-    """Bytes that came do not make an attempt a success for ever."""
+    """An attempt that receives some bytes is not a success."""
     blob = Descriptor(media.LAYER, sha256_bytes(b"x" * 100000), 100000)
     with slow(answer) as server, Registry(server.host, backoff=0, attempts=2) as registry, pytest.raises(TooSlowError):
         registry.pull_blob("a/b", blob, Layout(tmp_path).ensure())
@@ -149,7 +149,7 @@ def test_a_blob_that_trickles_is_asked_for_a_few_times(
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_blob_that_breaks_off_after_each_byte_comes_to_an_end(tmp_path: Path) -> None:
+def test_blob_that_breaks_off_after_each_byte_is_retried_a_limited_number_of_times(tmp_path: Path) -> None:
     def answer(number: int) -> Iterator[bytes]:
         head = b"HTTP/1.1 206 Partial\r\nContent-Range: bytes %d-99999/100000\r\n" % (number - 1)
         yield (HEAD if number == 1 else head) + b"Content-Length: %d\r\n\r\nx" % (100001 - number)
@@ -162,7 +162,7 @@ def test_a_blob_that_breaks_off_after_each_byte_comes_to_an_end(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("answer", [in_body, in_redirect])
-def test_an_archive_that_trickles(
+def test_slow_archive_is_not_retried(
     answer: Callable[[int], Iterator[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "BACKOFF", 0.0)
@@ -171,7 +171,7 @@ def test_an_archive_that_trickles(
     assert server.asked == 1
 
 
-def test_an_upload_that_is_taken_slowly(tmp_path: Path) -> None:
+def test_slow_upload_is_ended(tmp_path: Path) -> None:
     def take(body: Body) -> None:
         while body.read(10):
             time.sleep(0.1)
@@ -191,7 +191,7 @@ def test_an_upload_that_is_taken_slowly(tmp_path: Path) -> None:
         lambda got: got.raw._fp.readinto(bytearray(100)),
     ],
 )
-def test_a_chunk_of_a_negative_size(read: Callable[[requests.Response], object]) -> None:
+def test_chunk_of_a_negative_size_is_refused(read: Callable[[requests.Response], object]) -> None:
     pieces = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nabc"]
     with (
         slow(lambda _: iter(pieces)) as server,
@@ -201,7 +201,7 @@ def test_a_chunk_of_a_negative_size(read: Callable[[requests.Response], object])
         read(got)
 
 
-def test_headers_without_an_end() -> None:
+def test_endless_provisional_answers_are_not_retried() -> None:
     def answer(_: int) -> Iterator[bytes]:
         yield from itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 4096)
 
@@ -228,7 +228,7 @@ def test_the_body_of_a_redirect_is_not_read_to_its_end() -> None:
     assert len(sent) < 1000
 
 
-def test_a_slow_but_steady_server_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_but_steady_server_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     # The server sends 50 bytes a second, and much less on a busy machine.
     monkeypatch.setattr(pace, "RATE", 0.05)
 
@@ -241,7 +241,7 @@ def test_a_slow_but_steady_server_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_redirect_leaves_https(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a tag's manifest no digest would tell what came instead."""
+    """The digest of a tag's manifest is not known, so a forged manifest would not be noticed."""
     with web.session(0, 0) as client:
         answer = requests.Response()
         answer.status_code, answer.url = 302, "https://registry.example/v2/a/manifests/latest"
@@ -255,8 +255,8 @@ def test_no_redirect_leaves_https(monkeypatch: pytest.MonkeyPatch) -> None:
                 client.hooks["response"][0](answer)
 
 
-def test_a_redirect_from_https_to_http_is_told_as_such(tmp_path: Path) -> None:
-    """Not as a broken connection or an invalid URL, and there is no use in another attempt."""
+def test_redirect_to_http_has_its_own_error_and_is_not_retried(tmp_path: Path) -> None:
+    """An error about the connection or the URL would be wrong, and another attempt cannot help."""
     asked: list[str] = []
 
     class Redirects(requests.adapters.BaseAdapter):

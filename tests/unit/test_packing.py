@@ -1,4 +1,4 @@
-"""One finished image, compressed as it is published: gzip or zstd, by whatever zlib is here, and nothing built."""
+"""Tests of the compression of finished images with gzip or zstd when they are published."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ needs_zstd = pytest.mark.skipif(
 
 @pytest.fixture
 def llvm(tmp_path: Path) -> tuple[Request, Built]:
-    """A cache in which base and LLVM are finished."""
+    """Return a request whose cache contains a finished base and LLVM, and the result for the LLVM."""
     request = Request(cache=Cache(tmp_path / "cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}))
     finished_base(request.cache, tmp_path / "base")
     return request, finished_llvm(request, tmp_path / "llvm", FILES, {"prefix": f"/{PREFIX}"})
@@ -68,7 +68,7 @@ def own_layer(request: Request, built: Built) -> LayerBlob:
     return read_layers(layout, layout.resolve(built.manifest))[-1]
 
 
-def test_another_zlib_leaves_what_is_finished(
+def test_another_zlib_does_not_change_finished_images(
     llvm: tuple[Request, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, built = llvm
@@ -80,14 +80,14 @@ def test_another_zlib_leaves_what_is_finished(
     (sent,) = call(request, "publish", f"oci:{tmp_path / 'out'}", "llvm-triton", "--key", str(tmp_path / "key"))[
         "published"
     ]
-    # The blob is the one that the earlier zlib wrote, and the record says so.
+    # The blob was written by the earlier zlib, which the record names.
     assert Layout(tmp_path / "out").has(own_layer(request, built).descriptor.digest)
     assert not read_record(request.cache, built.input_digest).compressor.startswith("gzip/zlib-9.9.9")
     assert sent["refs"][1].endswith(built.input_digest[7:19])
 
 
 @needs_zstd
-def test_published_beside_with_zstd(llvm: tuple[Request, Built], tmp_path: Path) -> None:
+def test_gzip_and_zstd_images_are_published_under_different_tags(llvm: tuple[Request, Built], tmp_path: Path) -> None:
     request, built = llvm
     out, name = tmp_path / "out", built.planned.image
     for how in ("gzip", "zstd", "zstd"):
@@ -107,7 +107,7 @@ def test_published_beside_with_zstd(llvm: tuple[Request, Built], tmp_path: Path)
 
 
 @needs_zstd
-def test_the_provenance_says_which_compressor_wrote_a_blob(
+def test_provenance_names_the_compressor_of_a_blob(
     llvm: tuple[Request, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request, _ = llvm
@@ -129,7 +129,7 @@ def test_the_provenance_says_which_compressor_wrote_a_blob(
 
 @needs_zstd
 @pytest.mark.parametrize("bad", ["cut", "other"])
-def test_a_damaged_layer(llvm: tuple[Request, Built], bad: str) -> None:
+def test_damaged_layer_is_refused(llvm: tuple[Request, Built], bad: str) -> None:
     request, built = llvm
     blob = Layout(request.cache.images).blob(own_layer(request, built).descriptor.digest)
     content = blob.read_bytes()
@@ -142,7 +142,9 @@ def test_a_damaged_layer(llvm: tuple[Request, Built], bad: str) -> None:
 
 
 @needs_zstd
-def test_too_little_disk(llvm: tuple[Request, Built], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_without_enough_free_space_is_refused(
+    llvm: tuple[Request, Built], monkeypatch: pytest.MonkeyPatch
+) -> None:
     request, built = llvm
     monkeypatch.setattr("toolchain.engine.resources.disk_free", lambda _: built.facts["unpacked_bytes"])
     with pytest.raises(ResourceError):
@@ -156,7 +158,7 @@ def a_plain_layer(folder: Path, content: bytes) -> tuple[Cache, Layout, LayerBlo
     return cache, layout, LayerBlob(stored, stored.digest)
 
 
-def test_a_note_of_a_packing_that_cannot_be_read_is_written_again(tmp_path: Path) -> None:
+def test_malformed_note_of_a_packed_layer_is_written_again(tmp_path: Path) -> None:
     cache, layout, layer = a_plain_layer(tmp_path, b"a tar")
     first = packing._packed(cache, layer, "gzip", None)
     (note,) = (layout.root / "packed").iterdir()
@@ -166,7 +168,7 @@ def test_a_note_of_a_packing_that_cannot_be_read_is_written_again(tmp_path: Path
     assert note.read_bytes() == written
 
 
-def test_a_plain_layer_is_packed_for_the_first_publication_alone(
+def test_plain_layer_is_packed_again_only_if_its_blob_is_damaged_or_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = b"a tar of a gigabyte" * 1000
@@ -181,7 +183,7 @@ def test_a_plain_layer_is_packed_for_the_first_publication_alone(
     first = packing._packed(cache, layer, "gzip", None)
     blob = first.layer.descriptor.digest
     assert gzip.decompress(layout.blob(blob).read_bytes()) == content
-    # A later zlib changes neither the blob nor what is said of it.
+    # A later zlib changes neither the blob nor the recorded compressor.
     monkeypatch.setattr(zlib, "ZLIB_RUNTIME_VERSION", "9.9.9")
     assert packing._packed(cache, layer, "gzip", None) == first
     assert counted == ["gzip"]
@@ -192,20 +194,20 @@ def test_a_plain_layer_is_packed_for_the_first_publication_alone(
     assert counted == ["gzip", "gzip", "gzip"]
 
 
-def test_what_a_base_of_the_users_holds_stays_as_it_is(tmp_path: Path) -> None:
+def test_compressed_layer_of_a_base_is_not_packed_again(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     layout = Layout(cache.images).ensure()
     stored = layout.put_bytes(gzip.compress(b"a tar"), media.LAYER_GZIP)
     layer = LayerBlob(stored, f"sha256:{'1' * 64}")
     assert packing._packed(cache, layer, "zstd", None) == packing.PackedLayer(layer, "")
-    # The stage's own layer is another matter: here it is damaged, which shows once it is unpacked.
+    # The stage's own layer is packed again. This layer does not match its diff_id, which is noticed when it is unpacked.
     record = Record(stage="llvm", image="x", input_digest="sha256:1", manifest="sha256:2", facts={"unpacked_bytes": 5})
     write_record(cache, record)
     with pytest.raises(DigestError):
         packing._packed(cache, layer, "zstd", record)
 
 
-def test_large_layers_are_reported_while_they_are_compressed_and_sent(tmp_path: Path) -> None:
+def test_progress_of_large_layers_is_reported(tmp_path: Path) -> None:
     tar, small = tmp_path / "tar", tmp_path / "small"
     tar.write_bytes(os.urandom(3 << 20))
     small.write_bytes(b"little")
@@ -224,7 +226,7 @@ def test_large_layers_are_reported_while_they_are_compressed_and_sent(tmp_path: 
     assert seen[2] == ("compressing a layer", whole, whole)
 
 
-def test_a_triton_cache_is_published_as_gzip_alone(llvm: tuple[Request, Built], tmp_path: Path) -> None:
+def test_triton_cache_cannot_be_published_with_zstd(llvm: tuple[Request, Built], tmp_path: Path) -> None:
     request, built = llvm
     record = replace(read_record(request.cache, built.input_digest), stage="triton-cache")
     with refused("compression-not-for-cache"):

@@ -1,4 +1,4 @@
-"""core.pages: messages name a page that their reader can open."""
+"""Tests of `core.pages`, which gives the location of a page of the documentation for a message."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from toolchain.core import pages
 TOP = Path(__file__).resolve().parents[2]
 
 
-def test_a_checkout_has_the_page_itself() -> None:
+def test_page_in_a_checkout_is_given_as_a_path() -> None:
     assert pages.page("docs/costs.md") == "docs/costs.md"
 
 
 @pytest.mark.parametrize(
     "urls", [[], ["Homepage, https://home.example"], ["Documentation, https://pages.example/tree/"]]
 )
-def test_a_wheel_has_none(urls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_page_of_an_installed_wheel_is_given_as_a_url_or_a_text(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     headers = Message()
     for url in urls:
         headers["Project-URL"] = url
@@ -31,7 +33,7 @@ def test_a_wheel_has_none(urls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_
     assert pages.page("docs/costs.md").startswith(expected)
 
 
-def test_every_page_that_a_message_names_is_there() -> None:
+def test_pages_that_messages_name_exist() -> None:
     named: set[str] = set()
     for path in [*(TOP / "toolchain").rglob("*.py"), *(TOP / "lab/src").rglob("*.py")]:
         text = path.read_text(encoding="utf-8")

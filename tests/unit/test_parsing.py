@@ -1,4 +1,4 @@
-"""Option values that pass without pydantic are those that Typer makes with it."""
+"""Tests that `Command` reads option values as Typer does, but without pydantic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def program(cls: type[TyperCommand], seen: list[Any]) -> typer.Typer:
         ratio: Annotated[float | None, typer.Option(min=0)] = None,
         flag: Annotated[bool, typer.Option("--flag/--no-flag", envvar="FLAG")] = True,
     ) -> None:
-        """Show what came."""
+        """Record the values."""
         seen.extend([word, text, count, free, many, path, ratio, flag])
 
     return made
@@ -51,7 +51,9 @@ def program(cls: type[TyperCommand], seen: list[Any]) -> typer.Typer:
 
 @pytest.mark.parametrize(("words", "env"), CALLS)
 @pytest.mark.parametrize("values", [None, {"many": ["c"], "count": 5, "text": "u", "path": "z", "ratio": 1}])
-def test_it_is_what_typer_reads(words: list[str], env: dict[str, str], values: dict[str, Any] | None) -> None:
+def test_command_reads_options_as_typer_does(
+    words: list[str], env: dict[str, str], values: dict[str, Any] | None
+) -> None:
     told = []
     for cls in (TyperCommand, Command):
         seen: list[Any] = []
@@ -60,7 +62,7 @@ def test_it_is_what_typer_reads(words: list[str], env: dict[str, str], values: d
     assert told[0] == told[1]
 
 
-def test_pydantic_stays_unloaded_where_nothing_is_converted() -> None:
+def test_pydantic_is_not_loaded_if_no_value_is_converted() -> None:
     code = (
         "import sys; sys.argv = ['toolchain', 'plan', 'base', '--gpu', 'gfx942', '--base', 'debian13']\n"
         "from toolchain.cli.app import app\n"
