@@ -1,4 +1,4 @@
-"""Which part of a large tree is taken: LLVM without what its own tests read, whichever way it comes."""
+"""Tests of fetching a part of a large source tree: LLVM without its tests, from a folder, an archive or git."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def located(way: str, checkout: Path, request: Request) -> Source:
     return locate("llvm", parse_source_spec(f"file://{checkout}@{sha.strip()}"), cache=request.cache)
 
 
-def test_what_is_held() -> None:
+def test_part_holds_the_listed_paths_without_tests() -> None:
     part = Part(("llvm", "LICENSE.TXT", "!test"))
     assert [
         one for one in ("llvm", "LICENSE.TXT", "llvm/lib/test", "test", "llvm/test", "llvm/test/a") if part.holds(one)
@@ -71,13 +71,15 @@ def test_what_is_held() -> None:
 
 
 @pytest.mark.parametrize("way", ["folder", "file", "git"])
-def test_every_way_leaves_the_tests_out(way: str, checkout: Path, request_: Request, tmp_path: Path) -> None:
+def test_tests_are_left_out_unless_the_source_is_patched(
+    way: str, checkout: Path, request_: Request, tmp_path: Path
+) -> None:
     source = located(way, checkout, request_)
     tree = fetch_for(request_, source).path
     assert files(tree) == LEAN
     assert fetch_for(replace(request_, offline=True), source, verify=True).path == tree
     assert locked_source(request_, source).tree == tree_digest(tree)
-    # A patch of upstream's nearly always changes a test, too.
+    # A patched source contains the tests, because a patch from upstream nearly always changes a test, too.
     patch = tmp_path / "fix.patch"
     patch.write_text(PATCH, encoding="utf-8")
     patched = replace(request_, patches={"llvm": (patch,)})
@@ -88,7 +90,7 @@ def test_every_way_leaves_the_tests_out(way: str, checkout: Path, request_: Requ
     assert files(fetch_for(request_, source).path) == LEAN
 
 
-def test_what_a_bundle_brought_for_a_patch_is_taken_as_it_is(checkout: Path, request_: Request) -> None:
+def test_stored_source_with_tests_is_used_unchanged(checkout: Path, request_: Request) -> None:
     source = located("git", checkout, request_)
     whole = fetch_source(source, cache=request_.cache, offline=False, tests=True).path
     spec = SourceSpec(kind="stored", where="llvm", version=str(source.digest))

@@ -1,4 +1,4 @@
-"""Patches: they apply to a copy, or they are refused."""
+"""Tests of patches, which are applied to a copy of a tree or refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def patch(tmp_path: Path, text: str, name: str = "it's one.patch") -> Path:
     return path
 
 
-def test_apply(tmp_path: Path, tree: Path) -> None:
+def test_patches_are_applied_to_a_copy(tmp_path: Path, tree: Path) -> None:
     before = tree_digest(tree)
     dest = tmp_path / "dest"
     apply_patches(tree, [patch(tmp_path, GOOD), patch(tmp_path, NEW, "2")], dest)
@@ -51,7 +51,7 @@ def test_apply(tmp_path: Path, tree: Path) -> None:
     assert tree_digest(tree) == before, "the source itself stays what it was"
 
 
-def test_attributes_of_the_user_play_no_part(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_attributes_of_the_user_are_ignored(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attributes = tmp_path / "home" / ".config" / "git" / "attributes"
     attributes.parent.mkdir(parents=True)
     attributes.write_text("* text eol=crlf\n")
@@ -60,13 +60,13 @@ def test_attributes_of_the_user_play_no_part(tmp_path: Path, tree: Path, monkeyp
     assert (tmp_path / "dest" / "sub" / "f").read_bytes() == b"new\n"
 
 
-def test_a_repository_around_the_tree_plays_no_part(tmp_path: Path, tree: Path) -> None:
+def test_git_repository_around_the_tree_is_ignored(tmp_path: Path, tree: Path) -> None:
     (tmp_path / ".git").mkdir()
     apply_patches(tree, [patch(tmp_path, GOOD)], tmp_path / "dest")
     assert (tmp_path / "dest" / "sub" / "f").read_text() == "new\n"
 
 
-def test_order_counts(tmp_path: Path, tree: Path) -> None:
+def test_patches_are_applied_in_the_given_order(tmp_path: Path, tree: Path) -> None:
     second = GOOD.replace("-old", "-new").replace("+new", "+newer")
     one, two = patch(tmp_path, GOOD, "1"), patch(tmp_path, second, "2")
     apply_patches(tree, [one, two], tmp_path / "dest")
@@ -127,7 +127,7 @@ def test_missing(tmp_path: Path) -> None:
         check_patch(tmp_path / "none")
 
 
-def test_link_out(tmp_path: Path, tree: Path) -> None:
+def test_patch_that_adds_a_link_out_of_the_tree_is_refused(tmp_path: Path, tree: Path) -> None:
     with refused("patch-link-escapes"):
         apply_patches(tree, [patch(tmp_path, LINK)], tmp_path / "dest")
 
@@ -144,7 +144,7 @@ def test_write_through_a_link(tmp_path: Path, tree: Path, together: bool) -> Non
 def test_a_patch_that_unpacks_to_gigabytes_is_refused(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """git allocates what a binary part says of itself. Three megabytes took three gigabytes."""
+    """git allocates the size that a binary patch states. A patch of three megabytes took three gigabytes."""
     monkeypatch.setattr("toolchain.sources.patch._MEMORY", 64 << 20)
     text = (
         "diff --git a/z b/z\nnew file mode 100644\n"

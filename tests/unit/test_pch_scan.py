@@ -1,4 +1,4 @@
-"""llvm-config/pch-scan.py: which sources must not get a precompiled header."""
+"""Tests of llvm-config/pch-scan.py, which lists the sources that must not get a precompiled header."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def left_out(tmp_path: Path, sources: dict[str, str]) -> list[str]:
     return sorted(Path(line).relative_to(tmp_path).as_posix() for line in done.stdout.splitlines())
 
 
-def test_what_reaches_the_header_keeps_its_pch_and_what_does_not_goes_without(tmp_path: Path) -> None:
+def test_source_that_does_not_include_the_header_gets_no_pch(tmp_path: Path) -> None:
     assert left_out(
         tmp_path,
         {
             "lib/direct.cpp": '#include "llvm/Config/abi-breaking.h"\n',
-            "lib/guarded.cpp": '#include "llvm/ADT/A.h"\n',  # a header's own guard is not a condition that counts
+            "lib/guarded.cpp": '#include "llvm/ADT/A.h"\n',  # the conditions in headers are ignored
             "lib/plain.cpp": '#include "llvm/ADT/Plain.h"\n',
         },
     ) == ["lib/plain.cpp"]
 
 
-def test_a_source_that_is_one_large_condition_goes_without(tmp_path: Path) -> None:
+def test_source_that_is_one_large_condition_gets_no_pch(tmp_path: Path) -> None:
     assert left_out(
         tmp_path,
         {
@@ -48,7 +48,7 @@ def test_a_source_that_is_one_large_condition_goes_without(tmp_path: Path) -> No
     ) == ["lib/all.cpp"]
 
 
-def test_sources_known_to_differ_go_without(tmp_path: Path) -> None:
+def test_source_that_is_known_to_differ_gets_no_pch(tmp_path: Path) -> None:
     text = '#include "llvm/ADT/A.h"\n'
     named = "llvm/lib/Support/Timer.cpp"
     assert left_out(tmp_path, {named: text, "llvm/lib/Support/Twine.cpp": text}) == [named]

@@ -1,4 +1,4 @@
-"""Pins that a checkout of Triton holds: how its files are read, and what is refused."""
+"""Tests of reading the pin files in a checkout of Triton, and of refusing invalid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def info(commit: str = HASH, **more: object) -> str:
 
 @pytest.mark.parametrize("content", [HASH, f"{HASH}\n", f"  {HASH}\r\n", HASH.upper(), f"\ufeff{HASH}\n", info()])
 @pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-hash", "llvm-hash.json", "llvm-info.json", "llvm-info"])
-def test_spellings_of_a_pin_file(name: str, content: str, tmp_path: Path) -> None:
+def test_pin_is_read_in_each_spelling_and_from_each_file_name(name: str, content: str, tmp_path: Path) -> None:
     folder = tmp_path / 'it\'s a "Triton" checkout'
     (folder / "cmake").mkdir(parents=True)
     file = folder / "cmake" / name
@@ -41,7 +41,7 @@ def test_spellings_of_a_pin_file(name: str, content: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("first", "second"), [("llvm-hash.txt", "llvm-info.json"), ("llvm-info", "llvm-info.json")])
-def test_contradicting_files(first: str, second: str, tmp_path: Path) -> None:
+def test_contradicting_pin_files_are_refused(first: str, second: str, tmp_path: Path) -> None:
     (tmp_path / first).write_text(HASH)
     (tmp_path / second).write_text(info(OTHER))
     with refused("pins-contradict") as caught:
@@ -67,13 +67,13 @@ def test_a_pin_file_names_its_repository(key: str, named: str, tmp_path: Path) -
     assert (pin.commit, pin.repository, pin.certainty, pin.warnings) == (NOWHERE, "someone/llvm-fork", "verified", ())
 
 
-def test_two_repositories_in_a_pin_file(tmp_path: Path) -> None:
+def test_pin_file_with_two_repositories_is_refused(tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info(NOWHERE, repository="a/llvm", llvm_repository="b/llvm"))
     with refused("pin-two-repositories"):
         read_pin(tmp_path)
 
 
-def test_comments_of_a_plain_pin(tmp_path: Path) -> None:
+def test_comments_in_a_plain_pin_file_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "llvm-hash.txt").write_text(f"# The LLVM of this fork\n# see the wiki\n\n{HASH}  # 2025-06\n")
     assert read_pin(tmp_path).commit == HASH
     (tmp_path / "llvm-hash.txt").write_text(f"# two\n{HASH}\n{OTHER}\n")
@@ -82,7 +82,7 @@ def test_comments_of_a_plain_pin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json"])
-def test_an_unfinished_merge(name: str, tmp_path: Path) -> None:
+def test_pin_file_with_a_merge_conflict_is_refused(name: str, tmp_path: Path) -> None:
     first, second = (HASH, OTHER) if name.endswith("txt") else (info(HASH), info(OTHER))
     (tmp_path / name).write_text(f"<<<<<<< HEAD\n{first}\n=======\n{second}\n>>>>>>> main\n")
     with refused("pin-merge-conflict"):
@@ -97,21 +97,21 @@ def test_an_unfinished_merge(name: str, tmp_path: Path) -> None:
         ("name = 'clang+llvm-11.0.1-x86_64-linux-gnu-ubuntu-16.04'\n", "LLVM 11.0.1"),
     ],
 )
-def test_a_triton_before_pin_files_says_what_its_setup_names(setup: str, named: str, tmp_path: Path) -> None:
+def test_error_for_an_old_triton_names_the_llvm_in_setup_py(setup: str, named: str, tmp_path: Path) -> None:
     (tmp_path / "python").mkdir()
     (tmp_path / "python" / "setup.py").write_text(setup)
     with pytest.raises(PinError, match=named):
         read_pin(tmp_path)
 
 
-def test_a_checkout_of_aotriton_names_its_submodule(tmp_path: Path) -> None:
+def test_error_for_a_checkout_of_aotriton_names_its_submodule(tmp_path: Path) -> None:
     (tmp_path / "include" / "aotriton").mkdir(parents=True)
     with refused("pin-of-aotriton") as caught:
         read_pin(tmp_path)
     assert "third_party/triton" in str(caught.value.fix)
 
 
-def test_build_info_ahead_is_a_warning_and_its_repository_does_not_count(tmp_path: Path) -> None:
+def test_build_info_with_another_commit_is_not_used_and_gives_a_warning(tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info(FORK))
     (tmp_path / "llvm-build-info.json").write_text(info(OTHER, repository="someone/llvm-fork"))
     pin = read_pin(tmp_path)
@@ -120,7 +120,7 @@ def test_build_info_ahead_is_a_warning_and_its_repository_does_not_count(tmp_pat
     assert FORK in pin.warnings[0]
 
 
-def test_an_assumed_repository_is_said(tmp_path: Path) -> None:
+def test_assumed_repository_gives_a_warning(tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
     pin = read_pin(tmp_path)
     assert (pin.repository, pin.certainty) == (UPSTREAM, "inferred")
@@ -130,7 +130,7 @@ def test_an_assumed_repository_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"build_number": 1}', '{"llvm_hash": 1, "llvm_hash": 2}', info("short")]
 )
-def test_a_broken_build_info_is_only_a_warning(content: str, tmp_path: Path) -> None:
+def test_malformed_build_info_gives_a_warning(content: str, tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info())
     (tmp_path / "llvm-build-info.json").write_text(content)
     pin = read_pin(tmp_path)
@@ -139,7 +139,7 @@ def test_a_broken_build_info_is_only_a_warning(content: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("repository", ["--upload-pack=x/y", "a/b/c", "", 7, None, "ssh://host/x", "a/../b"])
-def test_a_hostile_repository_is_refused(repository: object, tmp_path: Path) -> None:
+def test_invalid_repository_is_refused(repository: object, tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info())
     (tmp_path / "llvm-build-info.json").write_text(info(repository=repository))
     with refused("pin-unknown-repository"):
@@ -150,7 +150,7 @@ NEIGHBOURS = ["amd-llvm-info.json", "amd-llvm-build-info.json", "nvidia-llvm-bui
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
-def test_other_compilers_pins_are_never_read(name: str, tmp_path: Path) -> None:
+def test_pin_files_of_other_parts_are_not_read(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(info(OTHER))
     with refused("pin-not-found"):
         read_pin(tmp_path)
@@ -175,7 +175,7 @@ def test_other_compilers_pins_are_never_read(name: str, tmp_path: Path) -> None:
         (HASH.encode() + b" " * 70000, "pin-unreadable"),
     ],
 )
-def test_malformed(content: bytes, match: str, tmp_path: Path) -> None:
+def test_malformed_pin_file_is_refused(content: bytes, match: str, tmp_path: Path) -> None:
     file = tmp_path / "llvm-hash.txt"
     file.write_bytes(content)
     for path in (file, tmp_path):
@@ -195,15 +195,15 @@ def test_malformed(content: bytes, match: str, tmp_path: Path) -> None:
     ],
     ids=lambda text: text[-12:],
 )
-def test_a_pin_that_programs_read_differently(text: str, tmp_path: Path) -> None:
+def test_pin_file_that_programs_read_differently_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(text)
     with pytest.raises(DocumentError, match=r"llvm-info\.json"):
         read_pin(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt", "cmake"])
-def test_a_pin_that_is_a_link_out_of_the_checkout(name: str, tmp_path: Path) -> None:
-    """A checkout may be anybody's, and what a message shows of it, CI shows to everybody."""
+def test_pin_file_that_links_out_of_the_checkout_is_refused(name: str, tmp_path: Path) -> None:
+    """A checkout may come from anyone, and CI may publish the content of files that a message shows."""
     private = tmp_path / "private"
     private.mkdir()
     (private / "llvm-hash.txt").write_text(HASH)
@@ -235,7 +235,7 @@ def test_a_link_inside_the_checkout_is_followed(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_no_message_shows_what_a_pin_holds(text: str, tmp_path: Path) -> None:
+def test_error_shows_a_short_commit_but_no_other_content_of_a_pin_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "llvm-hash.txt").write_text(text)
     with pytest.raises(PinError) as caught:
         read_pin(tmp_path)
@@ -247,7 +247,7 @@ def test_no_message_shows_what_a_pin_holds(text: str, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def as_somebody() -> Iterator[None]:
-    """Without root's rights, for which every file may be read."""
+    """Drop root's rights for the block, because root may read every file."""
     user = os.geteuid()
     os.seteuid(user or 65534)
     try:
@@ -279,8 +279,8 @@ def unreadable(file: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt"])
-def test_a_pin_that_cannot_be_read_is_no_reason_for_another(kind: str, name: str, tmp_path: Path) -> None:
-    """Passed over, the folder would be built on the LLVM of another pin, or of the newest Triton."""
+def test_unreadable_pin_file_is_refused_even_if_there_is_another(kind: str, name: str, tmp_path: Path) -> None:
+    """If the file were skipped, the build would use the LLVM of another pin, or that of the newest Triton."""
     unreadable(tmp_path / name, kind)
     (tmp_path / "llvm-info").write_text(info())
     assert tmp_path / name in pin_files(tmp_path)
@@ -291,7 +291,7 @@ def test_a_pin_that_cannot_be_read_is_no_reason_for_another(kind: str, name: str
 
 
 @pytest.mark.parametrize("closed", ["llvm-hash.txt", "cmake"])
-def test_a_pin_that_may_not_be_read(closed: str) -> None:
+def test_pin_file_without_read_permission_is_refused(closed: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
         top.chmod(0o755)
@@ -305,7 +305,7 @@ def test_a_pin_that_may_not_be_read(closed: str) -> None:
     assert "ermission denied" in caught.value.why
 
 
-def test_a_cmake_folder_that_is_not_there_after_all(tmp_path: Path) -> None:
+def test_dangling_link_as_cmake_folder_is_refused_but_a_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "cmake").symlink_to("nowhere")
     with refused("pin-unreadable") as caught:
         pin_files(tmp_path)
@@ -319,7 +319,7 @@ def test_a_cmake_folder_that_is_not_there_after_all(tmp_path: Path) -> None:
 
 
 def codegen(tmp_path: Path, **files: object) -> Path:
-    """A checkout with such files in its cmake/: `amd_info` is amd-llvm-info.json."""
+    """Write files to the folder cmake/ of a checkout, and return it; `amd_info` becomes amd-llvm-info.json."""
     (tmp_path / "cmake").mkdir()
     for name, content in files.items():
         who, _, what = name.partition("_")
@@ -331,13 +331,13 @@ def codegen(tmp_path: Path, **files: object) -> Path:
 PIN = {"llvm_hash": NOWHERE, "build_number": 2, "sha256sum": {"ubuntu-x64": "0" * 64}}
 
 
-def test_a_checkout_tells_the_llvms_for_gpus(tmp_path: Path) -> None:
+def test_codegen_pins_are_read_from_a_checkout(tmp_path: Path) -> None:
     (pin,) = read_codegen_pins(codegen(tmp_path, amd_info=PIN))
     assert (pin.target, pin.revision, pin.repository, pin.certainty) == ("AMDGPU", f"{NOWHERE}-2", "", "verified")
     assert pin.source.endswith("cmake/amd-llvm-info.json")
 
 
-def test_what_is_built_next_names_a_repository_and_no_pin(tmp_path: Path) -> None:
+def test_build_info_of_a_codegen_pin_gives_only_the_repository(tmp_path: Path) -> None:
     ahead = {"llvm_hash": NOWHERE, "repository": "ROCm/llvm-project", "build_number": 2}
     (pin,) = read_codegen_pins(codegen(tmp_path, amd_info=PIN, amd_build_info=ahead))
     assert pin.repository == "ROCm/llvm-project"
@@ -348,7 +348,7 @@ def test_what_is_built_next_names_a_repository_and_no_pin(tmp_path: Path) -> Non
     assert read_codegen_pins(tmp_path) == ()
 
 
-def test_before_there_were_any(tmp_path: Path) -> None:
+def test_checkout_without_codegen_pin_files_gives_no_pins(tmp_path: Path) -> None:
     assert read_codegen_pins(tmp_path) == ()
     (tmp_path / "cmake").mkdir()
     (tmp_path / "cmake/llvm-info.json").write_text(info())
@@ -376,6 +376,6 @@ def test_an_llvm_that_no_rule_knows_is_refused_by_name(what: str, tmp_path: Path
         ({"llvm_hash": HASH, "build_number": -1}, "pin-without-build"),
     ],
 )
-def test_a_malformed_pin_of_a_codegen_llvm(content: object, match: str, tmp_path: Path) -> None:
+def test_malformed_codegen_pin_is_refused(content: object, match: str, tmp_path: Path) -> None:
     with refused(match):
         read_codegen_pins(codegen(tmp_path, amd_info=content))
