@@ -247,7 +247,7 @@ def test_listed_identity_is_a_rebuilder_and_grants_its_level(place: Place, tmp_p
         assert CliRunner().invoke(app, [*words, "--rebuilders", "1"]).exit_code == code
 
 
-def test_commands_publish_and_verify_by_identity_without_storing_the_token(
+def test_commands_publish_and_verify_by_identity_without_leaking_the_token(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path / "cache")

@@ -58,7 +58,7 @@ def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     path = tar(tmp_path / "t", ("./a\udcff", b"x"))
     (one,) = layer_files(path, media.LAYER)
     assert one.path == "a\\xff"
-    canonical(one.path)  # raises an error if the path cannot be written as JSON
+    canonical(one.path)  # `canonical` raises an error if the path cannot be written as JSON
 
 
 def test_hard_link_is_listed_as_a_file(tmp_path: Path) -> None:

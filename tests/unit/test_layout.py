@@ -96,7 +96,7 @@ def test_damaged_blob_is_stored_again(layout: Layout, tmp_path: Path, harm: byte
 
 @pytest.mark.parametrize("move", [True, False])
 def test_put_file_accepts_the_path_of_the_blob_itself(layout: Layout, move: bool) -> None:
-    """This happens if a base is an image in the cache to which it is copied."""
+    """put_file gets such a path if a base is an image in the cache to which it is copied."""
     stored = layout.put_bytes(b"content", media.CONFIG)
     path = layout.blob(stored.digest)
     assert layout.put_file(path, digest=stored.digest, move=move).digest == stored.digest

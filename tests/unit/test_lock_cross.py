@@ -271,7 +271,7 @@ def test_bundle_for_another_architecture_is_refused(place: Place, monkeypatch: p
 
 
 def test_bundle_whose_base_is_called_a_sysroot_is_refused(place: Place) -> None:
-    """The inputs in its record are those of the base, so the record would be stored under the name of the base's."""
+    """The record has the base's inputs, so it would be stored under the name of the base's record."""
     place.export()
 
     def edit(value: dict[str, Any], layout: Layout) -> None:

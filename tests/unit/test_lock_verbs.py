@@ -356,7 +356,7 @@ def test_verify_finds_a_damaged_tree_with_unchanged_size_and_times(tmp_path: Pat
     believed = fetch_source(source_, cache=cache, offline=True)
     assert believed.path is not None
     assert (believed.path / "llvm" / "CMakeLists.txt").read_text() == "project(y)\n", "the test harms nothing"
-    # This needs another process, because a process does not read a tree again that it has written itself.
+    # The check needs another process, because a process does not read a tree again that it has written itself.
     code = (
         "import sys; from pathlib import Path; from toolchain.pipeline.plan import plan\n"
         "from toolchain.core.cache import Cache; from toolchain.request.model import Request\n"

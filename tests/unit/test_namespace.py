@@ -77,7 +77,7 @@ def test_enter_restarts_the_process_with_its_arguments_and_user_id(user: pytest.
     assert not called, "it is there already"
 
 
-def test_restarted_process_ignores_current_folder_and_environment_variables(
+def test_restarted_process_ignores_the_current_folder_and_python_variables(
     user: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The test runs the command of `enter` in a folder with modules that have names of imported modules."""

@@ -183,7 +183,7 @@ def test_malformed_ref_or_commit_gives_no_finding(entry: dict[str, Any]) -> None
 
 
 def test_malformed_pin_is_found_but_not_built() -> None:
-    """The finding asks a person to look at the pin, so no content of the pin becomes part of a build."""
+    """A person must look at the pin, so there is a finding, but no content of the pin may get into a build."""
     (one,) = found_with(triton=[triton("refs/tags/v3.7.2", **{HASH: "$(curl example.org) @everyone `x`"})])
     assert one.build is None
     assert "commit" in one.why

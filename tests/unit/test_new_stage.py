@@ -1,4 +1,4 @@
-"""Tests that a stage needs only a module and a row in the table of stages to work in all commands."""
+"""Tests that a stage with a module and a row in the table of stages works in commands, locks and bundles."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_an_ambiguous_document_is_not_intact(stand: Stand, case: str, tmp_path: 
 
 
 def test_document_without_the_change_is_intact(stand: Stand, tmp_path: Path) -> None:
-    """This shows that the documents above are refused because of the change."""
+    """The test shows that the documents above are refused because of the change."""
     content = stand.layout.read(stand.index)
     with fake_registry() as registry:
         blobs = {one.digest: (one.media_type, stand.layout.read(one)) for one in stand.layout.walk(stand.index)}

@@ -147,7 +147,7 @@ def test_missing_config_file_is_an_error(here: Path) -> None:
 
 
 def test_key_does_not_set_another_option_of_the_same_name(here: Path) -> None:
-    """`lock --check` has another meaning than the key `check`, and `pins` accepts only one option of its kind."""
+    """`lock --check` has another meaning than the key `check`, and `pins` accepts only one of its options."""
     (here / "t.toml").write_text('check = "1"\ntriton = "3.6.0"\n')
     call("--config", "t.toml", "lock", "base", "--open-base")
     assert (here / "toolchain.lock").is_file()

@@ -200,7 +200,7 @@ def test_compressed_layer_of_a_base_is_not_packed_again(tmp_path: Path) -> None:
     stored = layout.put_bytes(gzip.compress(b"a tar"), media.LAYER_GZIP)
     layer = LayerBlob(stored, f"sha256:{'1' * 64}")
     assert packing._packed(cache, layer, "zstd", None) == packing.PackedLayer(layer, "")
-    # The stage's own layer is packed again. This layer does not match its diff_id, which is noticed when it is unpacked.
+    # The stage's own layer is packed again. Here, unpacking finds that it does not match its diff_id.
     record = Record(stage="llvm", image="x", input_digest="sha256:1", manifest="sha256:2", facts={"unpacked_bytes": 5})
     write_record(cache, record)
     with pytest.raises(DigestError):

@@ -235,7 +235,7 @@ def test_a_link_inside_the_checkout_is_followed(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_error_shows_a_short_commit_but_no_other_content_of_a_pin_file(text: str, tmp_path: Path) -> None:
+def test_error_shows_an_incomplete_commit_but_no_other_content_of_a_pin_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "llvm-hash.txt").write_text(text)
     with pytest.raises(PinError) as caught:
         read_pin(tmp_path)
