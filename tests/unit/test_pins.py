@@ -1,4 +1,4 @@
-"""Pins: the data's integrity, the rules of looking up, and the verb."""
+"""The tables of pins: their integrity, and the lookup of a release."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ROWS = [*data.triton_releases(), *data.aotriton_releases(), *data.pytorch_rows()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{type(row).__name__}-{row}"[:48])
-def test_every_row_says_how_sure_it_is_and_from_where(row: data.TritonRelease) -> None:
+def test_row_has_certainty_and_source(row: data.TritonRelease) -> None:
     assert row.certainty in ("verified", "inferred", "unknown")
     assert len(row.source) > 10
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if not isinstance(r, data.PytorchRow)], ids=lambda r: r.title)
-def test_hashes_are_whole(row: data.TritonRelease | data.AotritonRelease) -> None:
+def test_row_hashes_are_complete_or_empty(row: data.TritonRelease | data.AotritonRelease) -> None:
     values = [row.llvm, row.commit, *([row.triton] if isinstance(row, data.AotritonRelease) else [])]
     assert all(re.fullmatch(r"(?:[0-9a-f]{40})?", value) for value in values)
     assert bool(row.llvm) == (row.certainty != "unknown")
@@ -41,14 +41,14 @@ def test_hashes_are_whole(row: data.TritonRelease | data.AotritonRelease) -> Non
 
 
 @pytest.mark.parametrize("row", data.triton_releases(), ids=lambda row: row.title)
-def test_commits_and_llvms_for_gpus_say_where_they_are_from(row: data.TritonRelease) -> None:
+def test_triton_row_gives_source_of_commit_and_codegen_pins(row: data.TritonRelease) -> None:
     assert bool(row.commit) == (row.commit_certainty != "unknown") == bool(row.commit_source)
     assert len({pin.target for pin in row.codegen}) == len(row.codegen)
     assert all(re.fullmatch(r"[0-9a-f]{40}-\d{1,6}", pin.revision) and pin.source for pin in row.codegen)
 
 
 @pytest.mark.parametrize("row", data.aotriton_releases(), ids=lambda row: row.name)
-def test_aotriton_rows_have_gpus_that_exist_and_a_date(row: data.AotritonRelease) -> None:
+def test_aotriton_row_has_known_gpus_and_a_date(row: data.AotritonRelease) -> None:
     assert row.gpus
     assert set(row.gpus) <= set(known_gpus())
     assert list(row.gpus) == sorted(set(row.gpus))
@@ -56,7 +56,7 @@ def test_aotriton_rows_have_gpus_that_exist_and_a_date(row: data.AotritonRelease
     assert row.tag_certainty != "verified" or (row.commit and row.triton)
 
 
-def test_no_row_twice() -> None:
+def test_rows_are_unique() -> None:
     for names in (
         [row.version or row.commit for row in data.triton_releases()],
         [row.name for row in data.aotriton_releases()],
@@ -65,7 +65,7 @@ def test_no_row_twice() -> None:
         assert len(names) == len(set(names))
 
 
-def test_one_commit_one_repository() -> None:
+def test_llvm_commit_has_one_repository() -> None:
     rows: list[data.TritonRelease | data.AotritonRelease] = [*data.triton_releases(), *data.aotriton_releases()]
     named = {(row.llvm, row.repository) for row in rows if row.llvm}
     assert len(named) == len({llvm for llvm, _ in named})
@@ -83,7 +83,7 @@ def test_one_commit_one_repository() -> None:
         ("e7eab7dd36b76e085d1ec858c6cee3aa88208400", "850a2b1b975c061ae0fc982ba68064d305485cb2", TRITON_FORK),
     ],
 )
-def test_triton_pins(version: str, llvm: str, repository: str) -> None:
+def test_triton_release_pins_llvm_commit(version: str, llvm: str, repository: str) -> None:
     pin = pins.triton_release(version).pin
     assert (pin.commit, pin.repository) == (llvm, repository)
 
@@ -107,23 +107,23 @@ def test_triton_pins(version: str, llvm: str, repository: str) -> None:
         ),
     ],
 )
-def test_aotriton_pins(name: str, commit: str, triton: str, llvm: str, certainty: str) -> None:
+def test_aotriton_release_pins_triton_and_llvm(name: str, commit: str, triton: str, llvm: str, certainty: str) -> None:
     row = pins.aotriton_release(name)
     assert (row.commit, row.triton, row.pin.commit, row.pin.certainty) == (commit, triton, llvm, certainty)
     assert bool(row.pin.warnings) == (certainty == "inferred")
     assert pins.triton_release(triton).pin.commit == llvm
 
 
-# --- looking up ---
+# --- lookup ---
 
 
 @pytest.mark.parametrize("text", ["3.2", "v3.2", "3.2.0", "v3.2.0", " 3.2.0 "])
-def test_one_release_many_spellings(text: str) -> None:
+def test_triton_release_is_found_by_each_spelling(text: str) -> None:
     row = pins.triton_release(text)
     assert (row.version, row.ref, row.warnings) == ("3.2.0", "v3.2.0", ())
 
 
-def test_differing_patch_releases_take_the_newest_and_say_so() -> None:
+def test_minor_version_with_differing_pins_selects_newest_patch_and_warns() -> None:
     row = pins.triton_release("3.7")
     assert row.version == "3.7.1"
     assert "3.7.0" in row.warnings[0]
@@ -131,7 +131,7 @@ def test_differing_patch_releases_take_the_newest_and_say_so() -> None:
     assert not pins.triton_release("3.7.1").warnings
 
 
-def test_equal_patch_releases_take_the_one_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minor_version_with_equal_pins_selects_verified_row(monkeypatch: pytest.MonkeyPatch) -> None:
     row = data.TritonRelease(
         version="3.3.0", commit="", llvm=HASH, repository=UPSTREAM, certainty="verified", source="x"
     )
@@ -144,7 +144,7 @@ def test_equal_patch_releases_take_the_one_that_was_read(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("version", ["3.98.1", "v3.99", "4.0.0"])
-def test_a_newer_triton_may_have_any_number_of_llvms_and_is_refused(version: str) -> None:
+def test_triton_newer_than_the_table_is_refused(version: str) -> None:
     with refused("unknown-triton") as caught:
         pins.triton_release(version)
     assert "second LLVM" in caught.value.what
@@ -152,7 +152,7 @@ def test_a_newer_triton_may_have_any_number_of_llvms_and_is_refused(version: str
 
 
 @pytest.mark.parametrize("version", ["2.2", "2.3.0"])
-def test_unknown_triton_is_refused_unless_asked_for(version: str) -> None:
+def test_triton_with_unknown_llvm_is_refused_unless_allowed(version: str) -> None:
     with refused("release-incomplete") as caught:
         pins.triton_release(version)
     assert "llvm=" in caught.value.fix
@@ -162,7 +162,7 @@ def test_unknown_triton_is_refused_unless_asked_for(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["2.0", "3.4.7", "3.8.0+mine", NOWHERE])
-def test_triton_that_is_not_on_record(version: str) -> None:
+def test_unrecorded_triton_release_is_refused(version: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         pins.triton_release(version)
     assert caught.value.why
@@ -170,7 +170,7 @@ def test_triton_that_is_not_on_record(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["", "latest", "3", "3.2.0.1", "3.8.0rc1", "HEAD", "10dc3a8e"])
-def test_what_is_no_version(version: str) -> None:
+def test_invalid_version_is_refused(version: str) -> None:
     with refused("not-a-triton-version"):
         pins.triton_release(version)
     with refused("not-a-pytorch-version"):
@@ -178,8 +178,8 @@ def test_what_is_no_version(version: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["3.06.0", "03.6", "\uff13.6.0", "3.0\u0667.1"])
-def test_what_is_nearly_a_version_is_refused(text: str) -> None:
-    """A name that no release has must not be another's: it is in records and in names of images."""
+def test_version_with_leading_zero_or_non_ascii_digit_is_refused(text: str) -> None:
+    """Such a text must not select a release, because the version is part of records and of image names."""
     assert not pins.is_version(text)
     with refused("not-a-triton-version"):
         pins.triton_release(text)
@@ -193,7 +193,7 @@ def test_a_vendor_version_has_its_own_row() -> None:
 
 
 @pytest.mark.parametrize("text", ["0.9.2b", "0.9.2", "v0.9.2B"])
-def test_aotriton_spellings(text: str) -> None:
+def test_aotriton_release_is_found_by_each_spelling(text: str) -> None:
     assert pins.aotriton_release(text).name == "0.9.2b"
 
 
@@ -205,7 +205,7 @@ def test_aotriton_spellings(text: str) -> None:
         ("0.14.1b", ["aotriton", "triton", "llvm"]),
     ],
 )
-def test_unknown_aotriton_says_what_to_give(name: str, options: list[str]) -> None:
+def test_incomplete_aotriton_release_names_the_missing_options(name: str, options: list[str]) -> None:
     with pytest.raises(PinError) as caught:
         pins.aotriton_release(name)
     assert re.findall(r"--source (\w+)=", caught.value.fix) == options
@@ -225,19 +225,19 @@ def test_unknown_aotriton_says_what_to_give(name: str, options: list[str]) -> No
         ("main", "0.14.2b"),
     ],
 )
-def test_pytorch(version: str, aotriton: str) -> None:
+def test_pytorch_version_selects_aotriton_release(version: str, aotriton: str) -> None:
     row = pins.aotriton_for_pytorch(version)
     assert row.aotriton == aotriton
     assert any("inferred" in warning for warning in row.warnings) == (row.certainty == "inferred")
 
 
-def test_every_pytorch_row_names_aotritons_on_record() -> None:
+def test_pytorch_rows_name_recorded_aotriton_releases() -> None:
     known = {row.name for row in data.aotriton_releases()}
     assert {name for row in data.pytorch_rows() for name in (row.aotriton, *row.alternatives)} <= known
     assert [row.version for row in data.pytorch_rows()] == [*(f"2.{minor}" for minor in range(3, 14)), "main"]
 
 
 @pytest.mark.parametrize("version", ["2.2", "2.14", "1.13"])
-def test_pytorch_not_on_record(version: str) -> None:
+def test_unrecorded_pytorch_version_is_refused(version: str) -> None:
     with refused("unknown-release"):
         pins.aotriton_for_pytorch(version)

@@ -1,4 +1,4 @@
-"""`toolchain pins`: what it shows of the data, of a version and of a checkout."""
+"""Output of `toolchain pins` for all rows, for a version and for a checkout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def app() -> typer.Typer:
     return made
 
 
-def test_all_rows_as_json(run: CliRunner) -> None:
+def test_json_lists_all_rows(run: CliRunner) -> None:
     content = json.loads(run.invoke(app(), ["--json"]).stdout)
     assert {name: len(rows) for name, rows in content.items()} == {
         "triton": len(pins.triton_releases()),
@@ -47,8 +47,8 @@ def test_pytorch_resolves_to_llvm(run: CliRunner) -> None:
     assert content["llvm"]["warnings"]
 
 
-def test_a_path_below_the_home(run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shell expands `--from=~/FILE`; `plan --triton` takes it."""
+def test_home_in_path_is_expanded(run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell does not expand `~` in `--from=~/FILE`; `plan --triton` accepts such a path."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "llvm-hash.txt").write_text(HASH)
     for option in ("--from", "--triton"):
@@ -67,7 +67,7 @@ def test_a_checkout_shows_every_llvm_that_it_pins(run: CliRunner, tmp_path: Path
         assert (found["llvm"]["commit"], found["llvm-amdgpu"]["build"]) == (HASH, 2)
 
 
-def test_unknown_is_refused(run: CliRunner) -> None:
+def test_pytorch_with_incomplete_aotriton_is_refused(run: CliRunner) -> None:
     result = run.invoke(app(), ["--pytorch", "2.10"])
     assert isinstance(result.exception, PinError)
     assert result.stdout == ""
@@ -77,5 +77,5 @@ def test_unknown_is_refused(run: CliRunner) -> None:
     assert isinstance(run.invoke(app(), ["--aotriton", ""]).exception, ToolchainError)
 
 
-def test_one_question_at_a_time(run: CliRunner) -> None:
+def test_two_versions_are_a_usage_error(run: CliRunner) -> None:
     assert run.invoke(app(), ["--triton", "3.2", "--pytorch", "2.9"]).exit_code == 2

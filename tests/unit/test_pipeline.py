@@ -1,4 +1,4 @@
-"""The plan and its run: what is refused before the first long step, and who works where."""
+"""The plan and its execution: early refusals, work folders, locks and reuse of records."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SOURCE = Source(
 
 @dataclass
 class Fake:
-    """A stage whose build is a line of Python."""
+    """A stage whose build calls a Python function."""
 
     name: str
     planned: Callable[[], Planned]
@@ -81,7 +81,7 @@ def planned(name: str, **more: Any) -> Planned:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Built]]:
-    """Build some stages as the one goal there is."""
+    """Return a function that builds the given stages, whatever the target."""
 
     def build(*stages: Stage, offline: bool = False) -> list[Built]:
         for module in (planning, pipeline):
@@ -91,7 +91,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[B
     return build
 
 
-def test_too_little_disk_for_a_later_stage_is_told_first(
+def test_too_little_disk_for_later_stage_is_refused_before_first_build(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "disk_free", lambda _: 6_000_000_000)
@@ -103,7 +103,7 @@ def test_too_little_disk_for_a_later_stage_is_told_first(
     assert len(dependencies.built) == 1
 
 
-def test_no_engine_is_told_before_a_base_that_needs_none(
+def test_missing_engine_is_refused_before_base_is_built(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def probe(_: object) -> None:
@@ -119,10 +119,10 @@ def test_no_engine_is_told_before_a_base_that_needs_none(
 
 
 @pytest.mark.parametrize(("contract", "told"), [(True, True), (False, False)])
-def test_no_emulator_is_told_before_another_machine_s_hours(
+def test_missing_emulator_is_refused_before_first_architecture_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contract: bool, told: bool
 ) -> None:
-    """Not inside the build of the second architecture, when that of the first one has taken hours."""
+    """Otherwise the build of the second architecture would fail after hours of work on the first."""
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("PATH", str(tmp_path))
     both = {arch: Fake("llvm", partial(planned, "llvm", inputs={"arch": arch})) for arch in ("amd64", "arm64")}
@@ -139,13 +139,13 @@ def test_no_emulator_is_told_before_another_machine_s_hours(
         assert [len(stage.built) for stage in both.values()] == [1, 1]
 
 
-def test_a_source_whose_digest_only_a_fetch_tells(
+def test_source_without_known_digest_is_fetched_before_build(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a stage would be built for hours and could not be recorded."""
+    """Without the digest, a stage would be built for hours and could not be recorded."""
     known: list[str] = []
     monkeypatch.setattr(pipeline, "fetch_for", lambda _, source, **__: known.append(source.ref))
-    # The prefetch has not got there: the mirror did not answer it.
+    # The prefetch fails, because the mirror does not answer.
     monkeypatch.setattr(prefetch, "fetch_for", refuse(UnreachableError("test-error", "the mirror does not answer")))
 
     def plan() -> Planned:
@@ -172,7 +172,7 @@ def printing(workspace: Workspace, *, tenths: int) -> None:
         time.sleep(0.1)
 
 
-def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
+def test_prefetched_source_with_wrong_digest_aborts_the_running_stage(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "fetch_for", refuse(DigestError("test-error", "llvm.tar has the wrong digest")))
@@ -186,10 +186,10 @@ def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_a_source_that_cannot_come_ends_the_stage_below(
+def test_unavailable_source_aborts_an_offline_build(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch, offline: bool
 ) -> None:
-    """A mirror may answer when the stage needs it, but --offline forbids to ask."""
+    """An online build continues, because the mirror may answer when the stage needs the source."""
     monkeypatch.setattr(prefetch, "fetch_for", refuse(UnreachableError("test-error", "it is not in the store")))
     source = replace(SOURCE, digest=f"sha256:{'a' * 64}")
 
@@ -200,7 +200,7 @@ def test_a_source_that_cannot_come_ends_the_stage_below(
     assert bool(above.built) is not offline
 
 
-def test_two_works_without_a_digest_do_not_meet(run: Callable[..., list[Built]]) -> None:
+def test_stages_without_input_digest_have_separate_work_folders(run: Callable[..., list[Built]]) -> None:
     places = []
     for image in ("toolchain-base-debian12", "toolchain-base-debian13"):
         row = planned("base", image=image, inputs=None)
@@ -208,10 +208,10 @@ def test_two_works_without_a_digest_do_not_meet(run: Callable[..., list[Built]])
     assert len(set(places)) == 2
 
 
-def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
+def test_mmdebstrap_unpacks_in_the_work_folder_of_its_stage(
     tmp_path: Path, run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder is emptied first, and another base may be made at the same time."""
+    """A shared folder would be unsafe, because it is emptied first and another base may be built meanwhile."""
     folders: list[str] = []
     monkeypatch.setenv("http_proxy", "http://proxy.invalid:3128")
     mirror = Mirror(site="http://user:secret@mirror.invalid", suite="stable", components=("main",), keyring="")
@@ -238,7 +238,9 @@ def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
     assert len(folders) == 1
 
 
-def test_who_holds_the_lock(run: Callable[..., list[Built]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_lock_is_refused_with_pid_of_its_holder(
+    run: Callable[..., list[Built]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = Fake("base", lambda: planned("base", inputs=None))
     locks = Cache(tmp_path / "cache").locks
     locks.mkdir(parents=True)
@@ -246,7 +248,7 @@ def test_who_holds_the_lock(run: Callable[..., list[Built]], tmp_path: Path, mon
         monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0.1")
         with refused("work-locked", os.getpid()):
             run(stage)
-        for text in ("soon", "\u0663"):  # the second one is a digit, but not of a decimal number
+        for text in ("soon", "\u0663"):  # the second one is a decimal digit, but not in ASCII
             monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", text)
             with refused("lock-timeout-invalid"):
                 run(stage)
@@ -256,8 +258,8 @@ def test_who_holds_the_lock(run: Callable[..., list[Built]], tmp_path: Path, mon
     assert len(stage.built) == 1
 
 
-def test_a_stage_is_planned_once_while_what_it_rests_on_stands(run: Callable[..., list[Built]]) -> None:
-    """A base that has no digest before it is made moves what is on it, so that is planned again."""
+def test_stage_is_planned_again_only_after_its_base_changes(run: Callable[..., list[Built]]) -> None:
+    """A base without a digest before its build changes the inputs of the stages above, so they are planned again."""
     counted: list[str] = []
 
     def counting(name: str, resolved: Callable[[], bool] = lambda: True) -> Callable[[], Planned]:
@@ -277,13 +279,13 @@ def test_a_stage_is_planned_once_while_what_it_rests_on_stands(run: Callable[...
 
 
 def recorded(cache: Cache, row: Planned, **more: Any) -> None:
-    """As if it had been built."""
+    """Record the row as if it had been built."""
     manifest = Layout(cache.images).ensure().put_json({"layers": []}, media.MANIFEST)
     about = {"stage": row.name, "image": row.image, "input_digest": row.input_digest, "manifest": manifest.digest}
     write_record(cache, record(**{**about, "request": {}, **more}))
 
 
-def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_path: Path) -> None:
+def test_record_without_contract_is_not_found_as_proved(tmp_path: Path) -> None:
     row, cache = planned("llvm", has_contract_check=True), Cache(tmp_path)
     recorded(cache, row, request={"contract": False})
     assert find(cache, row) is not None, "it can be published"
@@ -295,7 +297,7 @@ def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_
     assert find(cache, row, proved=True) is not None
 
 
-def test_a_record_whose_image_is_gone_does_not_count(tmp_path: Path) -> None:
+def test_record_without_its_image_is_not_found(tmp_path: Path) -> None:
     row, cache = planned("llvm"), Cache(tmp_path)
     layout = Layout(cache.images).ensure()
     for gone in ("layer", "manifest", "record"):
@@ -337,8 +339,8 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
     assert len(left) == 1, "the image's config; neither its layer nor its manifest"
 
 
-def test_what_another_call_let_in_is_asked_for_by_name_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan does not know what a scan found, and the image is the same with and without the permission."""
+def test_recorded_binary_needs_permission_in_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan does not know the findings of a scan, and the image is the same with and without the permission."""
     stage = Fake("llvm", lambda: planned("llvm"))
     for module in (planning, pipeline):
         monkeypatch.setattr(module, "stages_of", lambda target, request: (stage,))
@@ -353,13 +355,13 @@ def test_what_another_call_let_in_is_asked_for_by_name_again(tmp_path: Path, mon
     assert stage.built == []
 
 
-def test_a_base_that_another_call_made_meanwhile_is_taken(tmp_path: Path, run: Callable[..., list[Built]]) -> None:
-    """Its digest is known only once it is made."""
+def test_base_built_by_another_call_meanwhile_is_reused(tmp_path: Path, run: Callable[..., list[Built]]) -> None:
+    """The digest of the base is known only once it is built."""
     plans: list[int] = []
 
     def plan() -> Planned:
         plans.append(1)
-        if len(plans) <= 2:  # the plan of all, and that of the stage before it has the lock
+        if len(plans) <= 2:  # the plan of all stages, and that of this stage before it has the lock
             return planned("base", inputs=None)
         recorded(Cache(tmp_path / "cache"), planned("base"))
         return planned("base")
@@ -370,7 +372,7 @@ def test_a_base_that_another_call_made_meanwhile_is_taken(tmp_path: Path, run: C
     assert stage.built == []
 
 
-def test_a_program_that_fails_is_a_build_that_failed(run: Callable[..., list[Built]]) -> None:
+def test_failing_program_is_reported_as_failed_build(run: Callable[..., list[Built]]) -> None:
     def work(_: Workspace) -> None:
         raise process.CommandError(["tar", "--extract"], 2, ["tar: no such file"])
 

@@ -1,4 +1,4 @@
-"""What `plan` says about work that is partly done, and about sources that an offline build would miss."""
+"""`plan`: the estimate for a build that is partly done, and the sources that an offline build lacks."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_the_rest_of_a_killed_build_is_estimated(cache: Cache, logs: list[str], 
     assert after["minutes"] == pytest.approx([minutes * (1 - done / total) for minutes in whole], abs=0.1)
 
 
-def test_a_tree_that_its_user_cannot_look_up_is_not_counted() -> None:
-    """The folder of trees belongs to a subordinate id, and a plan enters no user namespace."""
+def test_unreadable_build_tree_is_ignored() -> None:
+    """The folder of trees belongs to a subordinate id, and a plan does not enter a user namespace to read it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         cache, stage = Cache(Path(folder)), Planned(name="llvm", image="x", inputs={})

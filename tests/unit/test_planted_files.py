@@ -1,4 +1,4 @@
-"""Links, pipes and devices in the place of files that verbs read or write: nothing of this machine is shown or lost."""
+"""Links, pipes and devices in place of files that verbs read or write: no private file is shown or changed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bound(path: Path) -> None:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """A file elsewhere that only its owner may read."""
+    """Return a file in another folder that only its owner may read."""
     path = tmp_path / "private" / "secret"
     path.parent.mkdir()
     path.write_bytes(SECRET)
@@ -51,7 +51,7 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that others write to, as the current one."""
+    """Return the current folder, which stands for a folder that other users can write to."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -65,7 +65,7 @@ def untouched(secret: Path) -> bool:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", PLANTED)
-def test_toolchain_toml_is_a_file_of_its_folder(here: Path, secret: Path, kind: str) -> None:
+def test_planted_toolchain_toml_is_refused_without_showing_its_content(here: Path, secret: Path, kind: str) -> None:
     PLANTED[kind](here / "toolchain.toml", secret)
     with refused("config-unreadable") as error:
         read_config(None)
@@ -83,7 +83,7 @@ LOCK = lock()
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", PLANTED)
-def test_a_lock_is_a_file_of_its_folder(here: Path, secret: Path, kind: str) -> None:
+def test_planted_lock_is_refused(here: Path, secret: Path, kind: str) -> None:
     PLANTED[kind](here / "toolchain.lock", secret)
     with refused("lock-unreadable"):
         lockfile.read(here / "toolchain.lock")
@@ -94,7 +94,7 @@ def test_a_lock_is_a_file_of_its_folder(here: Path, secret: Path, kind: str) -> 
     assert untouched(secret)
 
 
-def test_a_lock_that_is_a_link_in_its_folder_stays_one(here: Path) -> None:
+def test_lock_written_through_link_in_same_folder_keeps_the_link(here: Path) -> None:
     (here / "toolchain.lock").symlink_to("real.lock")
     lockfile.write(LOCK, here / "toolchain.lock")
     assert (here / "toolchain.lock").is_symlink()
@@ -104,8 +104,8 @@ def test_a_lock_that_is_a_link_in_its_folder_stays_one(here: Path) -> None:
 # Keys
 
 
-def test_a_key_takes_no_planted_name(here: Path, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look and the writing."""
+def test_new_key_does_not_follow_a_planted_link(here: Path, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link appears between the check and the write."""
     real = os.link
 
     def planted(source: Path, target: Path, **how: bool) -> None:
@@ -128,7 +128,7 @@ def add(store: KernelStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["kernel-store.json", f"results/ab/{NAME[2:]}", "results", "results/ab"])
-def test_a_kernel_store_is_written_to_itself_alone(here: Path, secret: Path, name: str) -> None:
+def test_kernel_store_does_not_write_through_planted_links(here: Path, secret: Path, name: str) -> None:
     (here / name).parent.mkdir(parents=True, exist_ok=True)
     folder = name.startswith("results") and name.count("/") < 2
     (here / name).symlink_to(secret.parent if folder else secret)
@@ -142,7 +142,7 @@ def test_a_kernel_store_is_written_to_itself_alone(here: Path, secret: Path, nam
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", PLANTED)
-def test_a_record_of_a_kernel_store_is_a_file_of_it(here: Path, secret: Path, kind: str) -> None:
+def test_planted_kernel_record_is_not_read(here: Path, secret: Path, kind: str) -> None:
     store = KernelStore(here)
     add(store)
     path = here / "results" / NAME[:2] / NAME[2:]

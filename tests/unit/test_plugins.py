@@ -1,4 +1,4 @@
-"""Plugins: their verbs and their check, and what happens where one is missing or broken."""
+"""Plugins: their verbs and hooks, and the errors if a plugin is missing or broken."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Let these objects be the entry points of all plugins."""
+    """Return a function that makes the given objects the entry points of all plugins."""
 
     def only(*values: str) -> None:
         found = [EntryPoint(f"plugin{at}", value, plugins.GROUP) for at, value in enumerate(values)]
@@ -41,7 +41,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
     return CliRunner().invoke(app, list(words))
 
 
-def test_verbs_of_a_plugin(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_adds_verbs_to_their_groups(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("tests.small_plugin:PLUGIN")
     assert call(monkeypatch, "greet").stdout == "hello\n"
     assert call(monkeypatch, "kernels", "weigh").stdout == "1 kg\n"
@@ -51,7 +51,9 @@ def test_verbs_of_a_plugin(install: Install, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("verb", plugins.LAB_VERBS)
-def test_a_verb_without_its_package_names_it(verb: str, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_verb_without_its_package_names_the_package(
+    verb: str, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install()
     done = call(monkeypatch, *verb.split(), "x", "--json")
     assert done.exit_code == 2
@@ -62,7 +64,7 @@ def test_a_verb_without_its_package_names_it(verb: str, install: Install, monkey
 
 
 @pytest.mark.parametrize("hook", ["check", "inspect_wheel"])
-def test_a_hook_without_a_plugin(hook: plugins.Hook, install: Install) -> None:
+def test_hook_without_plugin_is_refused(hook: plugins.Hook, install: Install) -> None:
     install()
     with pytest.raises(ConfigError) as caught:
         plugins.hook(hook, "it")
@@ -70,7 +72,7 @@ def test_a_hook_without_a_plugin(hook: plugins.Hook, install: Install) -> None:
 
 
 @pytest.mark.parametrize("value", ["tests.no_such_module:PLUGIN", "tests.small_plugin:ROW", "tests.small_plugin:NONE"])
-def test_a_broken_plugin_stops_what_needs_it_alone(
+def test_broken_plugin_fails_only_its_own_hooks_and_verbs(
     value: str, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(value)

@@ -1,4 +1,4 @@
-"""What a user's sources become is for that user alone: other local users cannot enter the cache."""
+"""Privacy of the cache: other local users cannot read the sources that a user has fetched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = b"of one user alone"
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that everybody may enter, unlike those that pytest makes."""
+    """Yield a folder that every user may enter, unlike the folders that pytest creates."""
     folder = Path(tempfile.mkdtemp(prefix="toolchain-test-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder
@@ -42,14 +42,14 @@ def private_tree(folder: Path) -> SourceSpec:
     return SourceSpec(kind="local", where=str(folder))
 
 
-def test_a_private_tree_is_not_read_in_the_store(place: Path) -> None:
+def test_private_tree_in_the_store_is_unreadable_for_others(place: Path) -> None:
     cache = Cache(place / "cache")
     spec = private_tree(place / "tree")
     got = fetch_source(locate("notes", spec, cache=cache), cache=cache, offline=True)
     assert (got.path / "code.c").read_bytes() == SECRET
     assert (mode(cache.root), mode(cache.store)) == (0o700, 0o700)
     assert read_by_another(SECRET.decode(), place) == []
-    # The reader finds what it may read.
+    # The reader does find the file once it may enter the folders.
     cache.root.chmod(0o755)
     cache.store.chmod(0o755)
     assert read_by_another(SECRET.decode(), place) == ["code.c"]
@@ -91,7 +91,7 @@ def test_a_folder_of_another_user_keeps_its_mode(place: Path, monkeypatch: pytes
     assert mode(place / "theirs") == 0o755
 
 
-def test_a_cache_in_another_user_s_folder_is_private_inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_in_folder_of_another_user_has_private_subfolders(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(place / "volume")
     cache.root.mkdir()
     cache.root.chmod(0o777)
@@ -108,7 +108,7 @@ def test_a_cache_in_another_user_s_folder_is_private_inside(place: Path, monkeyp
     assert {mode(folder) for folder in (cache.store, cache.images, cache.work, cache.logs, cache.engine)} == {0o700}
 
 
-def test_another_user_s_cache_is_refused(place: Path) -> None:
+def test_cache_of_another_user_is_refused(place: Path) -> None:
     cache = Cache(place / "cache")
     cache.make()
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""The one way to run a program: what is read of it, and what happens when reading fails."""
+"""Execution of programs: output, signals and time limits, and errors while the output is read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FULL = Path("/dev/full")
 TOP = Path(__file__).resolve().parents[2]
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+def test_signal_without_name_is_reported_by_number() -> None:
     with pytest.raises(process.CommandError, match="ended by signal 35"):
         process.run(["sh", "-c", "kill -35 $$"])
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
-def test_a_log_that_cannot_be_written_ends_the_program() -> None:
-    """No one would read its pipe, and it would wait for ever."""
+def test_unwritable_log_ends_the_program() -> None:
+    """Otherwise the program would wait forever, because no process reads its pipe."""
     begun = time.monotonic()
     with pytest.raises(OSError, match="space") as caught:
         process.run(["sh", "-c", "echo one; head -c 1000000 /dev/zero; sleep 600"], log=FULL)
@@ -35,14 +35,14 @@ def test_a_log_that_cannot_be_written_ends_the_program() -> None:
     assert time.monotonic() - begun < 300
 
 
-def test_what_a_listener_raises_is_raised() -> None:
+def test_exception_of_listener_is_raised() -> None:
     def listen(line: str) -> None:
         raise KeyError(line)
 
     with pytest.raises(KeyError, match="one"):
         process.run(["sh", "-c", "echo one; head -c 1000000 /dev/zero | tr '\\0' '\\n'; sleep 600"], on_line=listen)
     begun = time.monotonic()
-    with pytest.raises(KeyError, match="one"):  # docker's client passes this signal on and stays
+    with pytest.raises(KeyError, match="one"):  # docker's client forwards SIGTERM and keeps running
         process.run(["sh", "-c", "trap '' TERM; echo one; sleep 600"], on_line=listen)
     assert time.monotonic() - begun < 300
 
@@ -66,14 +66,14 @@ def test_lines_of_both_streams_are_kept(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def fetching(tmp_path: Path, how_to_hang_up: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The tool, while git works for it, and git's process id."""
+    """Start `toolchain fetch` with a git that hangs, and yield the tool's process and git's process id."""
     noted, git = tmp_path / "pid", tmp_path / "bin" / "git"
     git.parent.mkdir()
     git.write_text(f"#!/bin/sh\necho $$ >'{noted}.new'; mv '{noted}.new' '{noted}'; exec sleep 3000\n")
     git.chmod(0o755)
     env = {**os.environ, "PATH": f"{git.parent}:{os.environ['PATH']}", "TOOLCHAIN_CACHE": str(tmp_path / "cache")}
     words = ["fetch", "llvm", "--source", f"llvm=https://example.test/r@{'1' * 40}"]
-    # The tests may run below nohup themselves, and children inherit what it ignores.
+    # The tests may run under nohup, and child processes inherit its ignored signals.
     argv = ["env", f"--{how_to_hang_up}-signal=HUP", sys.executable, "-m", "toolchain", *words]
     with (tmp_path / "stderr").open("wb") as told, subprocess.Popen(argv, cwd=TOP, env=env, stderr=told) as tool:
         try:
@@ -92,7 +92,7 @@ def test_a_signal_ends_the_tool_and_its_children(tmp_path: Path, number: signal.
     assert (tmp_path / "stderr").read_text().count("To continue: toolchain fetch llvm --source llvm=https://") == 1
 
 
-def test_below_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
+def test_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
     with fetching(tmp_path, "ignore") as (tool, child):
         tool.send_signal(signal.SIGHUP)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -117,7 +117,7 @@ app.main()
 
 
 def test_a_signal_while_a_program_is_started_is_not_lost() -> None:
-    """Python throws away what is raised in a handler that runs at a fork."""
+    """Python discards an exception that a handler raises during a fork."""
     done = subprocess.run([sys.executable, "-c", AT_FORK, "doctor"], cwd=TOP, timeout=500, check=False)
     assert done.returncode == 143
 
@@ -129,7 +129,7 @@ def test_a_program_that_takes_too_long_is_killed(stdin: str | None) -> None:
 
 
 def test_helpers_end_with_a_killed_tool(tmp_path: Path) -> None:
-    """A git whose other side has gone silent leaves git-remote-https behind otherwise."""
+    """Otherwise a git whose server no longer answers would leave git-remote-https behind."""
     noted = tmp_path / "pid"
     program = f"sleep 600 & echo $$ $! >'{noted}.new'; mv '{noted}.new' '{noted}'; wait"
     script = "import sys; from toolchain.core import process\nprocess.run(sys.argv[1:], helpers=True)"
@@ -143,10 +143,8 @@ def test_helpers_end_with_a_killed_tool(tmp_path: Path) -> None:
     _until(lambda: not _alive(int(helper)))
 
 
-def test_what_a_program_leaves_in_the_background_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As ssh does with ControlPersist, in a session of its own."""
+def test_background_process_of_a_program_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ssh with ControlPersist leaves such a process, detached as by setsid."""
     monkeypatch.setattr(process, "_LAST_LINES", 0.5)
     began = time.monotonic()
     process.run(["sh", "-c", f"setsid sleep 600 & echo $! >'{tmp_path}/pid'"])
@@ -154,14 +152,14 @@ def test_what_a_program_leaves_in_the_background_is_not_waited_for(
     assert time.monotonic() - began < 300
 
 
-def test_a_program_with_helpers_ends_as_others_do(tmp_path: Path) -> None:
+def test_program_with_helpers_keeps_exit_code_and_output(tmp_path: Path) -> None:
     done = process.run(["sh", "-c", f"echo $$ >'{tmp_path}/pid'; echo out; exit 3"], check=False, helpers=True)
     assert (done.returncode, done.tail) == (3, ("out",))
     assert _watchers((tmp_path / "pid").read_text()) == [], "the watch outlived what it watched"
 
 
 def _watchers(pid: str) -> list[Path]:
-    """Return the processes that would end the group of another one."""
+    """Return the /proc files of the processes that watch the process `pid`."""
     return [path for path in Path("/proc").glob("[0-9]*/cmdline") if _says(path, pid)]
 
 

@@ -1,4 +1,4 @@
-"""Progress from lines as ninja, buildah and the recipes' scripts write them."""
+"""Progress that is read from the lines of ninja, buildah and the recipes' scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.engine.progress import Progress
 
 
 class Clock:
-    """Seconds that pass when told."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -43,14 +43,14 @@ def make(
 
 
 def shown(progress: Progress) -> tuple[int, int]:
-    """done, total as the line says."""
+    """Return the done and total counts of the progress line."""
     counted = progress.text().split(", ")[1].rpartition(" ")[2]
     done, _, total = counted.partition("/")
     return int(done), int(total)
 
 
 def recorded() -> list[tuple[float, str]]:
-    """A log as ninja writes one: seconds, line. Its total grows twice, and two lines come out of order."""
+    """Return a ninja log as (seconds, line) pairs. Its total grows twice, and two lines are out of order."""
     lines: list[tuple[float, str]] = []
     total = 100
     for done in range(1, 131):
@@ -61,7 +61,7 @@ def recorded() -> list[tuple[float, str]]:
     return lines
 
 
-def test_a_recorded_log_never_goes_backwards_and_ends_full() -> None:
+def test_progress_is_monotonic_and_ends_complete() -> None:
     clock = Clock()
     progress, _ = make(clock)
     progress.line("@step compile")
@@ -78,14 +78,14 @@ def test_a_recorded_log_never_goes_backwards_and_ends_full() -> None:
     assert progress.estimate() == 0
 
 
-def test_a_second_ninja_in_one_step_counts_on() -> None:
+def test_second_ninja_in_a_step_adds_to_the_counts() -> None:
     progress, _ = make(Clock())
     for line in ("@ninja 1/2 1 1.0@ a", "@ninja 2/2 0 2.0@ b", "@ninja 1/3 1 0.1@ c"):
         progress.line(line)
     assert shown(progress) == (3, 5)
 
 
-def test_what_was_done_before_says_nothing_about_the_rate() -> None:
+def test_work_of_an_earlier_run_is_excluded_from_the_rate() -> None:
     clock = Clock()
     progress, _ = make(clock)
     progress.line("@count 900/1000 attn_fwd")
@@ -109,7 +109,7 @@ def test_steps_ahead_are_estimated_by_weight() -> None:
     assert progress.estimate() == pytest.approx(40 + 10)
 
 
-def test_a_small_first_step_is_no_measure_of_the_rest() -> None:
+def test_small_first_step_gives_no_estimate() -> None:
     clock = Clock()
     progress, _ = make(clock, {"configure": 1.0, "compile": 99.0})
     progress.line("@step configure")
@@ -124,7 +124,7 @@ def test_a_small_first_step_is_no_measure_of_the_rest() -> None:
     assert progress.estimate() == pytest.approx(98 * 60)
 
 
-def test_without_a_terminal_one_line_a_minute_and_at_each_step() -> None:
+def test_without_terminal_a_line_is_printed_each_minute_and_step() -> None:
     clock = Clock()
     progress, out = make(clock)
     progress.line("@step configure")
@@ -139,7 +139,7 @@ def test_without_a_terminal_one_line_a_minute_and_at_each_step() -> None:
     assert "compile 60/1000, 1 min 05 s" in said[2]
 
 
-def test_github_gets_a_group_and_no_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_github_log_has_a_group_and_no_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     progress, out = make(Clock(), terminal=True)
     with progress:
@@ -163,12 +163,12 @@ def test_summary_has_the_seconds_of_each_step() -> None:
 
 
 @pytest.mark.parametrize("line", ["@ninja 1/2 1 1.2.3@ x", f"@count {'9' * 5000}/1", f"@ninja {'9' * 5000}/1 1 1.0@ x"])
-def test_a_line_that_only_looks_like_progress_is_shown(line: str) -> None:
+def test_malformed_progress_line_is_not_consumed(line: str) -> None:
     progress, _ = make(Clock())
     assert not progress.line(line)
 
 
-def test_a_number_of_interfaces_that_is_too_long_is_unknown() -> None:
+def test_overlong_number_of_interfaces_is_unknown() -> None:
     word = isolation._WORD
     lines = (f"{word} 2", f"{word} unknown", f"{word} {'9' * 5000}", "x")
     assert [isolation.answer(line) for line in lines] == [2, -1, -1, None]

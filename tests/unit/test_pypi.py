@@ -1,4 +1,4 @@
-"""Files of a package index, from one on loopback."""
+"""Download of files from a package index, with an index on loopback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SDIST = "thing_x-1.0.tar.gz"
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder."""
+    """A request handler that serves a folder and logs nothing."""
 
     def log_message(self, *_args: object) -> None:
         return
@@ -62,7 +62,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             wheel.writestr(f"{info}/METADATA", about)
             wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {name[12:-4]}\n")
             wheel.writestr(f"{info}/RECORD", "")
-    # Whoever ran the code of this sdist would leave a trace.
+    # The code of this sdist creates a file if it runs.
     evil = f"open({str(tmp_path / 'ran')!r}, 'w')".encode()
     with tarfile.open(files / SDIST, "w:gz") as tar:
         member = tarfile.TarInfo("thing_x-1.0/setup.py")
@@ -87,7 +87,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", [WHEEL, OLD, SDIST])
-def test_fetch(index: Path, tmp_path: Path, name: str) -> None:
+def test_fetched_file_is_stored_and_sdist_code_does_not_run(index: Path, tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / "st ore")
     digest = sha256_file(index / name)
     version = name.split("-")[1].removesuffix(".tar.gz")
@@ -98,8 +98,9 @@ def test_fetch(index: Path, tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "ran").exists(), "the sdist's own code must not run"
 
 
-def test_a_wheel_that_nobody_knows(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wheel is for the newest CPython that the index has one for."""
+def test_wheel_is_downloaded_for_newest_available_python(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wheel_llvm, "_PYTHONS", ("3.13", "3.11"))
     name = EARLY
     folder = tmp_path / "here"
@@ -108,7 +109,7 @@ def test_a_wheel_that_nobody_knows(index: Path, tmp_path: Path, monkeypatch: pyt
     assert sha256_file(got) == sha256_file(index / name)
 
 
-def test_a_wheel_for_another_machine(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_missing_for_machine_is_refused(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel_llvm, "_PYTHONS", ("3.11",))
     with refused("not-in-index", "0.8", "aarch64"):
         download_wheel("thing-x", "0.8", tmp_path, machine="aarch64")
@@ -125,14 +126,14 @@ def test_a_wheel_for_another_machine(index: Path, tmp_path: Path, monkeypatch: p
         (OLD, "3.0", True),
     ],
 )
-def test_python_of_a_wheel(name: str, python: str, later: bool) -> None:
+def test_wheel_name_gives_its_python(name: str, python: str, later: bool) -> None:
     assert python_of_wheel(name) == (python, later)
     with refused("not-a-wheel-name"):
         python_of_wheel(SDIST)
 
 
 @pytest.mark.parametrize("name", [WHEEL, SDIST])
-def test_wrong_digest(index: Path, tmp_path: Path, name: str) -> None:
+def test_file_with_wrong_digest_is_refused(index: Path, tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / "store")
     other = hashlib.sha256(b"other").hexdigest()
     with pytest.raises(DigestError) as caught:
@@ -142,7 +143,7 @@ def test_wrong_digest(index: Path, tmp_path: Path, name: str) -> None:
     assert store.file(f"sha256:{other}") is None
 
 
-def test_a_link_to_http_of_an_index_with_https_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_http_link_on_https_index_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     link = f'<a href="http://127.0.0.1:1/{SDIST}">{SDIST}</a>'
     answer = SimpleNamespace(
         status_code=200, iter_content=lambda _: [link.encode()], url="https://index.example/simple/thing-x/"
@@ -154,7 +155,7 @@ def test_a_link_to_http_of_an_index_with_https_is_refused(monkeypatch: pytest.Mo
         fetch_pypi("thing-x", "1.0", SDIST, "0" * 64, Store(tmp_path / "store"), offline=False)
 
 
-def test_a_hostile_page_takes_neither_long_nor_much_memory(
+def test_hostile_index_page_is_bounded_in_time_and_size(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = index.parent / "simple" / "thing-x" / "index.html"
@@ -168,14 +169,16 @@ def test_a_hostile_page_takes_neither_long_nor_much_memory(
         fetch_pypi("thing-x", "1.0", SDIST, "0" * 64, store, offline=False)
 
 
-def test_not_there(index: Path, tmp_path: Path) -> None:
+def test_file_missing_from_index_is_refused(index: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError):
         fetch_pypi("thing-x", "2.0", WHEEL.replace("1.0", "2.0"), "0" * 64, Store(tmp_path / "store"), offline=False)
 
 
 @pytest.mark.parametrize("name", [WHEEL, SDIST])
-def test_second_address(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The index gives up the version; the same bytes are elsewhere, and lastly nowhere."""
+def test_mirror_serves_file_missing_from_index(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The index drops the file, which is first at a mirror, then only at a local path."""
     elsewhere = index / name.replace("1.0", "2.0")
     (index / name).rename(elsewhere)
     url = os.environ["PIP_INDEX_URL"].replace("/simple", f"/files/{elsewhere.name}")
@@ -211,7 +214,7 @@ def test_second_address(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_pip_runs_no_code_of_the_current_folder(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, name: str
 ) -> None:
-    """Neither the folder in which the tool is called nor a variable makes pip run something else than pip."""
+    """Neither the current folder nor a variable nor pip.conf may make pip run other code."""
     folder, ran = tmp_path / "checkout", tmp_path / "ran"
     evil = f"open({str(ran)!r}, 'w').close()\n"
     (folder / "pip").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The CPythons of portable wheels: data, what a tree supports, plans, locks, bundles, and what a wheel promises."""
+"""The CPythons of portable wheels: versions, the range of a tree, plans, and the check of a wheel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
 
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
-    """Triton in the small on a portable LLVM, for two Pythons."""
+    """Return a request for a small Triton on a portable LLVM, for two Pythons."""
     return Request(
         cache=Cache(tmp_path / "cache"),
         sources=specs({"llvm": "distro:llvm-toolchain-22", "triton": str(checkout(tmp_path / "triton"))}),
@@ -41,7 +41,7 @@ def request_(tmp_path: Path) -> Request:
 
 
 def checkout(folder: Path, requires: str = "") -> Path:
-    """As much of Triton as a plan looks at."""
+    """Write the parts of a Triton tree that a plan reads, and return the tree."""
     tree = small_triton(folder)
     for part in ("amd", "nvidia"):
         (tree / "third_party" / part / "backend").mkdir(parents=True)
@@ -51,7 +51,7 @@ def checkout(folder: Path, requires: str = "") -> Path:
 
 
 def resolve(request: Request) -> None:
-    """As after every package that the plan is about was unpacked."""
+    """Write the package lists, as if every package of the plan had been unpacked."""
     rows = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": DIGEST}]
     recipe = base_recipe("debian13", "amd64")
     cache = request.cache
@@ -68,7 +68,7 @@ def resolve(request: Request) -> None:
 # The data
 
 
-def test_a_triton_that_wants_more_of_cpython_39_is_refused_before_it_is_compiled(tmp_path: Path) -> None:
+def test_triton_with_extra_requirement_on_python_39_is_refused(tmp_path: Path) -> None:
     setup = "setup(python_requires='>=3.9', install_requires=[\"importlib-metadata; python_version < '3.10'\"])\n"
     (tmp_path / "setup.py").write_text(setup)
     check_pythons(["3.11", "3.13"], tmp_path, "3.4.0")
@@ -79,18 +79,18 @@ def test_a_triton_that_wants_more_of_cpython_39_is_refused_before_it_is_compiled
 
 
 @pytest.mark.parametrize("version", ["3.13.1", "\uff13.13", "3.13\n"])
-def test_what_is_no_version_is_refused(version: str) -> None:
+def test_invalid_python_version_is_refused(version: str) -> None:
     with refused("not-a-python-version"):
         python_of(version)
 
 
-def test_a_version_of_no_released_debian_is_refused_with_those_that_are() -> None:
+def test_python_of_no_debian_release_is_refused_with_the_known_versions() -> None:
     with refused("python-not-built", "3.12") as caught:
         python_of("3.12")
     assert "3.9, 3.11, 3.13" in caught.value.why
 
 
-# What a tree supports
+# The range of a tree
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_version_of_no_released_debian_is_refused_with_those_that_are() -> Non
         ("x" + "(" * 5000, ""),
     ],
 )
-def test_what_setup_py_says_is_read_and_not_run(tmp_path: Path, text: str, says: str) -> None:
+def test_python_requires_is_read_without_running_setup_py(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "setup.py").write_text(text)
     assert python_requires(tmp_path) == says
 
@@ -128,11 +128,11 @@ def test_a_python_outside_of_the_range_is_refused() -> None:
 
 
 def at_a_commit(request: Request) -> Request:
-    """A plan of a folder has no digest before it was read."""
+    """Pin Triton to a commit, because the plan of a folder has no digest before the folder is read."""
     return replace(request, sources={**request.sources, **specs({"triton": f"https://e.example/t@{COMMIT}"})})
 
 
-def test_wheels_stand_on_the_floor_the_pythons_and_the_portable_llvm(request_: Request) -> None:
+def test_portable_wheel_inputs_name_sysroot_pythons_and_llvm(request_: Request) -> None:
     resolve(request_)
     rows = plan(request_, "triton")
     assert [row.planned.name for row in rows] == ["base", "sysroot", "python", "llvm", "triton"]
@@ -147,7 +147,7 @@ def test_wheels_stand_on_the_floor_the_pythons_and_the_portable_llvm(request_: R
     assert "containerfiles/triton/build.sh" not in inputs["recipe"]
 
 
-def test_another_machine_s_wheel_is_cross_compiled(request_: Request) -> None:
+def test_wheel_for_other_architecture_is_cross_compiled(request_: Request) -> None:
     resolve(request_)
     request = at_a_commit(replace(request_, arch=("arm64",), pythons=("3.11",)))
     resolve(request)
@@ -157,11 +157,11 @@ def test_another_machine_s_wheel_is_cross_compiled(request_: Request) -> None:
     ]  # fmt: skip
     inputs = rows[-1].planned.inputs
     assert inputs is not None
-    assert inputs["base"]  # its digest tells the machine that compiles
+    assert inputs["base"]  # its digest identifies the architecture that compiles
     assert "llvm-config/cross.cmake" in inputs["recipe"]
 
 
-def test_a_base_of_one_s_own_does_not_tell_its_python(request_: Request) -> None:
+def test_custom_base_requires_python_option(request_: Request) -> None:
     own = replace(request_, base=parse_base("oci:/nowhere"), pythons=())
     with pytest.raises(PinError) as caught:
         unpacked.versions_of(own)
@@ -169,12 +169,12 @@ def test_a_base_of_one_s_own_does_not_tell_its_python(request_: Request) -> None
     assert unpacked.versions_of(replace(own, pythons=("3.13", "3.9", "3.13"))) == ("3.9", "3.13")
 
 
-def test_a_tree_s_range_is_asked_before_anything_is_built(request_: Request, tmp_path: Path) -> None:
+def test_python_range_of_tree_is_checked_by_the_plan(request_: Request, tmp_path: Path) -> None:
     tree = checkout(tmp_path / "other", 'setup(python_requires=">=3.12")\n')
     request = replace(request_, sources={**request_.sources, **specs({"triton": str(tree)})})
     with refused("python-not-supported", "3.11"):
         plan(request, "triton")
-    # A patch may change the range, and is applied only after a fetch.
+    # The plan accepts a patched tree, because the patch may change the range and is applied only after a fetch.
     patch = tmp_path / "a.patch"
     patch.write_text("--- a/setup.py\n+++ b/setup.py\n@@ -1 +1 @@\n-x\n+y\n")
     assert plan(replace(request, patches={"triton": (patch,)}), "triton")[-1].planned.details.pythons == (
@@ -183,16 +183,13 @@ def test_a_tree_s_range_is_asked_before_anything_is_built(request_: Request, tmp
     )
 
 
-def test_the_bases_own_python_is_among_them(request_: Request) -> None:
+def test_python_of_the_base_is_required(request_: Request) -> None:
     with refused("python-left-out", "3.13") as caught:
         plan(replace(request_, pythons=("3.11",)), "triton")
     assert "--python 3.11,3.13" in caught.value.fix
 
 
-# Locks, bundles, SBOM
-
-
-# What a wheel promises
+# The check of a wheel
 
 
 def a_wheel(folder: Path, name: str, tag: str, *, elf: bytes = b"", inside: str = "triton/_C/libtriton.so") -> Path:
@@ -214,7 +211,9 @@ def a_wheel(folder: Path, name: str, tag: str, *, elf: bytes = b"", inside: str 
         ("cp313-cp313-manylinux_2_31_x86_64", "", "a/b.cpython-311-x86_64-linux-gnu.so", "suffix"),
     ],
 )
-def test_a_wheel_that_is_another_one_is_refused(tmp_path: Path, name: str, tag: str, inside: str, says: str) -> None:
+def test_wheel_for_other_python_or_glibc_is_refused(
+    tmp_path: Path, name: str, tag: str, inside: str, says: str
+) -> None:
     wheel = a_wheel(tmp_path, f"triton-1-{name}.whl", tag or name, inside=inside)
     with refused("wheel-contents-wrong") as caught:
         check_wheel(wheel, python="3.13", arch="amd64", glibc="2.31")
@@ -223,7 +222,7 @@ def test_a_wheel_that_is_another_one_is_refused(tmp_path: Path, name: str, tag: 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="NOT CHECKED: /bin/sh serves as an x86_64 program")
 @pytest.mark.parametrize("line", [b"Tag: py3-none-any\n", b"\xff\n"], ids=["vendored", "no text"])
-def test_a_wheel_is_judged_by_its_own_metadata(tmp_path: Path, line: bytes) -> None:
+def test_wheel_tag_is_read_from_its_own_metadata(tmp_path: Path, line: bytes) -> None:
     tag = "cp313-cp313-manylinux_2_31_x86_64"
     wheel = tmp_path / f"triton-1-{tag}.whl"
     vendored = "triton/vendored-1.dist-info/WHEEL" if line.startswith(b"Tag") else "triton-1.dist-info/WHEEL"
@@ -235,7 +234,7 @@ def test_a_wheel_is_judged_by_its_own_metadata(tmp_path: Path, line: bytes) -> N
     assert check_wheel(wheel, python="3.13", arch="amd64", glibc="2.99")["tag"] == "manylinux_2_31_x86_64"
 
 
-def test_a_wheel_without_a_program_or_with_half_of_one_is_refused(tmp_path: Path) -> None:
+def test_wheel_with_missing_or_truncated_elf_is_refused(tmp_path: Path) -> None:
     tag = "cp313-cp313-manylinux_2_31_x86_64"
     wheel = a_wheel(tmp_path, f"triton-1-{tag}.whl", tag, elf=b"no program")
     with refused("wheel-contents-wrong"):

@@ -1,4 +1,4 @@
-"""publish.pytorch and its verb: the AOTriton that a PyTorch needs, and whether archives or a prefix fit."""
+"""`publish.pytorch` and its verb: the AOTriton that PyTorch needs, and the check of archives and prefixes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tree_of(top: Path, text: str, version: str = "") -> Path:
     return top
 
 
-def test_the_lists_are_read_and_the_usual_build_alone(tmp_path: Path) -> None:
+def test_aotriton_lists_of_default_build_are_read(tmp_path: Path) -> None:
     wanted = read_pytorch(tree_of(tmp_path, LISTS))
     assert (wanted.release, wanted.commit, wanted.rocms, wanted.fixed_url) == ("0.13b", COMMIT, ("6.4", "7.2"), True)
     assert [archive.name for archive in wanted.needed("7.2", ("gfx1101",))] == [RUNTIME, NAVI]
@@ -64,7 +64,7 @@ def test_the_lists_are_read_and_the_usual_build_alone(tmp_path: Path) -> None:
     assert not read_pytorch(tree_of(tmp_path / "new", variable)).fixed_url
 
 
-def test_the_file_of_older_pytorchs_is_read(tmp_path: Path) -> None:
+def test_version_file_of_older_pytorch_is_read(tmp_path: Path) -> None:
     text = f"0.7b\nmanylinux_2_17;manylinux_2_17\nrocm6.1;rocm6.2\n{COMMIT}\n{'1' * 64};{'2' * 64}\ngz\n"
     wanted = read_pytorch(tree_of(tmp_path, OLD, text))
     assert (wanted.release, wanted.rocms) == ("0.7b", ("6.1", "6.2"))
@@ -76,7 +76,7 @@ def test_the_file_of_older_pytorchs_is_read(tmp_path: Path) -> None:
         read_pytorch(tmp_path)
 
 
-def test_what_a_pytorch_does_not_download_is_refused_and_files_that_are_no_pytorchs(tmp_path: Path) -> None:
+def test_missing_archives_and_invalid_trees_are_refused(tmp_path: Path) -> None:
     wanted = read_pytorch(tree_of(tmp_path, LISTS))
     for rocm, gpus in (("5.7", ()), ("7.2", ("gfx950",))):
         with pytest.raises(UnsupportedError):
@@ -91,13 +91,13 @@ def test_what_a_pytorch_does_not_download_is_refused_and_files_that_are_no_pytor
 
 
 @pytest.mark.timeout(300)
-def test_a_list_without_an_end_is_refused_in_seconds(tmp_path: Path) -> None:
+def test_unterminated_list_is_refused(tmp_path: Path) -> None:
     endless = "set(__AOTRITON_SHA256_LIST\n" + f'    "{"0" * 64}"  # {"a comment " * 20}\n' * 20
     with refused("pytorch-without-aotriton"):
         read_pytorch(tree_of(tmp_path, endless + "(\n"))
 
 
-def test_a_pytorch_that_compiles_aotriton_itself_is_told_from_a_file_of_another_kind(tmp_path: Path) -> None:
+def test_pytorch_that_compiles_aotriton_is_refused_with_its_commit(tmp_path: Path) -> None:
     commit = "0123456789" * 4
     text = f"ExternalProject_Add(aotriton\n  GIT_REPOSITORY https://host.example/aotriton\n  GIT_TAG {commit})\n"
     with pytest.raises(UnsupportedError) as refusal:
@@ -106,7 +106,7 @@ def test_a_pytorch_that_compiles_aotriton_itself_is_told_from_a_file_of_another_
     assert "AOTRITON_INSTALLED_PREFIX" in refusal.value.fix
 
 
-def test_packs_of_a_release_that_is_not_on_record_are_chosen_as_pytorch_does(tmp_path: Path) -> None:
+def test_packs_of_unrecorded_release_are_selected_as_by_pytorch(tmp_path: Path) -> None:
     wanted = read_pytorch(tree_of(tmp_path, LISTS.replace("0.13b", "0.99b")))
     assert [archive.pack for archive in wanted.needed("7.2", ("gfx1103", "gfx942"))] == [
         "",
@@ -118,7 +118,7 @@ def test_packs_of_a_release_that_is_not_on_record_are_chosen_as_pytorch_does(tmp
 
 
 @pytest.mark.parametrize(("old", "new"), [('VER "0.13b"', 'VER "../0.13b"'), ("amd-gfx110x", "../gfx110x")])
-def test_a_file_that_leads_elsewhere_is_refused(tmp_path: Path, old: str, new: str) -> None:
+def test_name_with_parent_folder_is_refused(tmp_path: Path, old: str, new: str) -> None:
     with refused("pytorch-name-unsafe"):
         read_pytorch(tree_of(tmp_path, LISTS.replace(old, new)))
     with refused("pytorch-name-unsafe"):
@@ -139,7 +139,7 @@ def prefix_of(top: Path, *packs: str, version: tuple[int, int, int] = (0, 13, 0)
     return top
 
 
-def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
+def test_unfit_prefix_is_refused(tmp_path: Path) -> None:
     wanted = read_pytorch(tree_of(tmp_path / "tree", LISTS))
     prefix = prefix_of(tmp_path / "prefix", "amd-gfx942")
     assert check_prefix(prefix, wanted, ("gfx942",)) == {"version": "0.13.0", "amd-gfx942": COMMIT}
@@ -172,7 +172,7 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
         check_prefix(prefix_of(tmp_path / "old", "amd-gfx942", version=(0, 12, 1)), wanted, ("gfx942",))
 
 
-def test_the_verb_shows_what_fits(tmp_path: Path) -> None:
+def test_verb_reports_archives_and_prefix(tmp_path: Path) -> None:
     top = tree_of(tmp_path / "tree", LISTS)
     (tmp_path / RUNTIME).write_text("runtime")
     words = ["pytorch", str(top), "--rocm", "7.2", "--gpu", "Navi32", "--from", str(tmp_path), "--json"]
@@ -189,7 +189,7 @@ def test_the_verb_shows_what_fits(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["pytorch", str(top), "--from", str(tmp_path / "nothing")]).exit_code == 3
 
 
-def test_values_for_builds_are_not_taken_for_the_verbs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_values_for_builds_are_ignored_by_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_of(tmp_path, LISTS)
     (tmp_path / "t.toml").write_text('gpu = "gfx950"\nrocm = "6,7"\n')
     monkeypatch.setenv("TOOLCHAIN_CONFIG", str(tmp_path / "t.toml"))
@@ -235,7 +235,7 @@ CLAMPED = "set(__AOTRITON_ROCM ${__AOTRITON_ROCM_HIGH})\n"
         (ONE_ARCHIVE, "6.4", ""),
     ],
 )
-def test_the_runtime_is_the_one_that_cmake_chooses(tmp_path: Path, text: str, rocm: str, digit: str) -> None:
+def test_runtime_archive_is_selected_as_by_cmake(tmp_path: Path, text: str, rocm: str, digit: str) -> None:
     wanted = read_pytorch(tree_of(tmp_path, text))
     if digit:
         assert [archive.sha256 for archive in wanted.needed(rocm, ())] == [digit * 64]
@@ -250,7 +250,7 @@ def test_amds_fork_names_a_release_for_each_rocm(tmp_path: Path) -> None:
     assert wanted.needed("6.5", ())[0].name == "aotriton-0.9.2b_612896439f-manylinux_2_28_x86_64-rocm6.5-shared.tar.gz"
 
 
-def test_a_prefix_of_an_old_aotriton_has_no_version_and_an_archive(tmp_path: Path) -> None:
+def test_prefix_of_old_aotriton_needs_an_archive_but_no_version(tmp_path: Path) -> None:
     """robertrosenbusch/gfx803_rocm62_pt24#2: a shared library alone does not serve a PyTorch that links an archive."""
     linked = "target_link_libraries(x INTERFACE ${__AOTRITON_INSTALL_DIR}/lib/libaotriton_v2.a dl)\n"
     text = f"0.7b\nmanylinux_2_17\nrocm6.2\n{COMMIT}\n{'1' * 64}\ngz\n"

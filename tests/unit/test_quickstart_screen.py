@@ -1,4 +1,4 @@
-"""What ./quickstart shows and what goes to its log, with stand-ins for the programs that it starts."""
+"""The screen and the log of ./quickstart, with fakes of the programs that it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 TOP = Path(__file__).resolve().parents[2]
 _NOISE = "for at in $(seq 100); do echo noise of $0 $at; echo more $at >&2; done"
-# As root, on a machine without any package.
+# The programs answer as on a machine without any package, where the user is root.
 _PROGRAMS = {"id": "echo 0", "dpkg-query": "exit 1", "apt-get": _NOISE, "apt-cache": "exit 0"}
 
 
@@ -26,7 +26,7 @@ def quickstart(folder: Path, toolchain: str, apt: str = _NOISE) -> tuple[subproc
         program(folder / "bin" / name, text)
     venv = folder / "venv"
     program(venv / "bin/toolchain", toolchain)
-    # pip is noisy; of the scripts the last prints one line.
+    # The fake pip prints many lines; the last script prints one line.
     program(
         venv / "bin/python",
         f'case "$*" in *" pip install"*) {_NOISE};; *json.load*) echo one two;; *summary*) echo made;; esac',
@@ -51,7 +51,7 @@ def quickstart(folder: Path, toolchain: str, apt: str = _NOISE) -> tuple[subproc
     return done, (folder / "to/out.log").read_text()
 
 
-def test_output_of_apt_pip_and_the_build_goes_to_the_log(tmp_path: Path) -> None:
+def test_output_of_apt_pip_and_build_is_only_in_the_log(tmp_path: Path) -> None:
     done, log = quickstart(tmp_path, f'[ "$1" = verify ] && echo trusted && exit; {_NOISE}')
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["trusted", "made"]
@@ -62,7 +62,7 @@ def test_output_of_apt_pip_and_the_build_goes_to_the_log(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("verb", ["build", "verify"])
-def test_a_step_that_fails_shows_the_end_of_the_log_and_keeps_its_exit_code(tmp_path: Path, verb: str) -> None:
+def test_failed_step_shows_its_reason_and_keeps_its_exit_code(tmp_path: Path, verb: str) -> None:
     done, log = quickstart(tmp_path, f'[ "$1" != {verb} ] || {{ echo the reason >&2; exit 17; }}')
     assert done.returncode == 17
     assert "the reason" in done.stderr
@@ -71,14 +71,14 @@ def test_a_step_that_fails_shows_the_end_of_the_log_and_keeps_its_exit_code(tmp_
     assert "== done" not in done.stderr
 
 
-def test_the_reason_why_the_kernels_fail_is_shown_last(tmp_path: Path) -> None:
+def test_reason_of_failed_kernels_is_last_in_the_log(tmp_path: Path) -> None:
     done, log = quickstart(tmp_path, f'[ "$2" != kernels ] || {{ echo the reason >&2; exit 21; }}; {_NOISE}')
     assert done.returncode == 21
     assert "the reason" in done.stderr
     assert log.splitlines()[-1] == "the reason"
 
 
-# Ends with 9 if the other build has not started after two minutes.
+# Each build exits with 9 if the other build has not started after two minutes.
 _MEET = """case "$1 $2" in "build llvm") other=kernels;; "build kernels") other=llvm;; *) exit 0;; esac
 >"{folder}/$2"
 for at in $(seq 1200); do [ ! -e "{folder}/$other" ] || break; sleep 0.1; done
@@ -101,7 +101,7 @@ def test_a_signal_ends_both_builds(tmp_path: Path, sign: str, code: int) -> None
     assert sorted(path.name for path in tmp_path.glob("*.ended")) == ["kernels.ended", "llvm.ended"]
 
 
-def test_apt_that_fails_is_shown(tmp_path: Path) -> None:
+def test_error_of_apt_is_shown(tmp_path: Path) -> None:
     done, _ = quickstart(tmp_path, "exit 0", apt="echo no such mirror >&2; exit 100")
     assert done.returncode == 100
     assert "no such mirror" in done.stderr

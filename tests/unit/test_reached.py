@@ -1,4 +1,4 @@
-"""What a kernel's module reaches: too much costs a compile, too little would give another kernel's object."""
+"""The files that a kernel's module reaches: an extra file costs a compile, a missing one selects a wrong object."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def reached(root: Path, source: str, *, base: str = "", search: tuple[str, ...] 
         "if False:\n    from b import x",
     ],
 )
-def test_an_import_in_any_form_counts(tmp_path: Path, line: str) -> None:
+def test_import_in_any_form_is_followed(tmp_path: Path, line: str) -> None:
     tree(tmp_path, a=line, b="import c", c="", d="")
     assert reached(tmp_path, "a.py") == {"a.py", "b.py", "c.py"}
 
 
-def test_packages_and_their_init_files_count(tmp_path: Path) -> None:
+def test_init_files_of_packages_are_reached(tmp_path: Path) -> None:
     tree(tmp_path, src__pack__k="from .low import one\nimport pack2.deep.x", src__pack__low__one="", src__other="")
     for folder in ("src/pack", "src/pack/low"):
         (tmp_path / folder / "__init__.py").write_text("")
@@ -53,18 +53,18 @@ def test_packages_and_their_init_files_count(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_lies_outside_of_the_tree_is_no_part_of_it(tmp_path: Path) -> None:
+def test_module_outside_the_tree_is_not_reached(tmp_path: Path) -> None:
     tree(tmp_path, a="import triton, torch\nimport triton.language as tl")
     assert reached(tmp_path, "a.py") == {"a.py"}
 
 
-def test_further_folders_of_the_module_path_are_looked_through(tmp_path: Path) -> None:
+def test_import_is_searched_in_further_folders_of_the_module_path(tmp_path: Path) -> None:
     tree(tmp_path, src__a="import lib.b", lib__b="")
     assert reached(tmp_path, "src/a.py", base="src") == {"src/a.py"}
     assert reached(tmp_path, "src/a.py", base="src", search=("",)) == {"src/a.py", "lib/b.py"}
 
 
-def test_an_extension_module_counts_by_its_bytes(tmp_path: Path) -> None:
+def test_extension_module_is_reached(tmp_path: Path) -> None:
     tree(tmp_path, a="import fast")
     (tmp_path / "fast.cpython-312-x86_64-linux-gnu.so").write_bytes(b"\x7fELF")
     assert "fast.cpython-312-x86_64-linux-gnu.so" in reached(tmp_path, "a.py")
@@ -87,27 +87,27 @@ def test_an_extension_module_counts_by_its_bytes(tmp_path: Path) -> None:
         "def broken(:",
     ],
 )
-def test_where_a_module_may_read_more_the_whole_tree_counts(tmp_path: Path, line: str) -> None:
+def test_module_that_may_read_other_files_reaches_the_whole_tree(tmp_path: Path, line: str) -> None:
     tree(tmp_path, a=line, d="")
     (tmp_path / "table.json").write_text("{}")
     assert reached(tmp_path, "a.py") == {"a.py", "d.py", "table.json"}
 
 
-def test_a_function_that_nothing_calls_reads_nothing(tmp_path: Path) -> None:
-    """Host code around the kernels writes tables and opens files; no compile runs it."""
+def test_uncalled_function_reaches_nothing(tmp_path: Path) -> None:
+    """Host code around the kernels writes tables and opens files, but a compile does not run it."""
     tree(tmp_path, a="from b import use", b="def use():\n    pass\ndef report():\n    open('x')", d="")
     assert reached(tmp_path, "a.py") == {"a.py", "b.py"}
     tree(tmp_path, a="from b import report as told\ntold()")
     assert "d.py" in reached(tmp_path, "a.py")
 
 
-def test_a_circle_ends(tmp_path: Path) -> None:
+def test_import_cycle_ends(tmp_path: Path) -> None:
     tree(tmp_path, a="import b", b="import a")
     assert reached(tmp_path, "a.py") == {"a.py", "b.py"}
 
 
-def test_no_file_has_the_digest_of_a_link(tmp_path: Path) -> None:
-    """A module can tell the two apart, so a result of one must not have the name of the other's."""
+def test_link_and_file_have_distinct_digests(tmp_path: Path) -> None:
+    """A module can tell a link from a file, so their results must not share a name."""
     (tmp_path / "link").symlink_to("data")
     (tmp_path / "file").write_text("link data")
     (tmp_path / "other").write_text("data")

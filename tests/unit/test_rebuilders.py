@@ -50,7 +50,7 @@ def check(stand: Stand, *rows: tuple[str, Signer, str], needed: int, code: int =
     return dict(told["images"][0]) if "images" in told else dict(told)
 
 
-def test_two_operators_count(stand: Stand) -> None:
+def test_two_operators_satisfy_two_rebuilders(stand: Stand) -> None:
     one, two = ed25519_signer(), p256_signer()
     rows = ((ALICE, one, "alice"), (BOB, two, "bob"))
     say(stand, one)
@@ -62,7 +62,7 @@ def test_two_operators_count(stand: Stand) -> None:
 
 @pytest.mark.parametrize("kind", ["manifest", "config"])
 def test_an_index_that_hides_an_image_behind_another_type_is_refused(stand: Stand, kind: str) -> None:
-    """Nobody signs the index for a rebuild, and some programs choose an entry of an index only by its platform."""
+    """A rebuild needs no signed index, and some programs select an entry of an index only by its platform."""
     signer, layout = ed25519_signer(), stand.layout
     say(stand, signer)
     rows = ((ALICE, signer, "alice"),)
@@ -86,7 +86,7 @@ def summary(stand: Stand) -> tuple[str, list[str]]:
     return text["predicate"]["verificationResult"], text["predicate"]["verifiedLevels"]
 
 
-def test_a_summary_says_reproduced_only_if_two_operators_did(stand: Stand) -> None:
+def test_summary_has_reproduced_level_only_with_two_operators(stand: Stand) -> None:
     one, two = ed25519_signer(), p256_signer()
     rows = ((ALICE, one, "alice"), (BOB, two, "bob"))
     say(stand, one)
@@ -112,14 +112,14 @@ def test_a_summary_says_reproduced_only_if_two_operators_did(stand: Stand) -> No
         {"internalParameters": {"image": "thing", "inputDigest": 10**400}},
     ],
 )
-def test_what_is_about_something_else_does_not_count(stand: Stand, lie: dict[str, Any]) -> None:
+def test_provenance_about_something_else_is_not_counted(stand: Stand, lie: dict[str, Any]) -> None:
     signer = ed25519_signer()
     say(stand, signer, **lie)
     told = check(stand, (ALICE, signer, "alice"), needed=1, code=UntrustedError.code)
     assert told["problems"][0].startswith("rebuilders: 0 ")
 
 
-def test_an_operator_counts_once(stand: Stand) -> None:
+def test_operator_is_counted_once(stand: Stand) -> None:
     one, two, other, stranger = (ed25519_signer() for _ in range(4))
     rows = ((ALICE, one, "alice"), (BOB, two, "alice"), ("urn:x:c", other, "carol"))
     say(stand, one)
@@ -146,7 +146,7 @@ def level(stand: Stand, *listed: tuple[str, Signer, int], signer: Signer | None 
     return said.removeprefix("SLSA_BUILD_LEVEL_")
 
 
-def test_only_a_builder_that_is_listed_as_hosted_has_a_higher_level(stand: Stand) -> None:
+def test_only_builder_listed_as_hosted_has_a_higher_level(stand: Stand) -> None:
     said = stand.provenance()
     said["predicate"]["runDetails"]["builder"]["id"] = ALICE
     stand.say_all(provenance=said)
@@ -198,7 +198,7 @@ def test_a_builder_has_one_operator(stand: Stand, builder: str, signer: int, ope
     assert told["id"] == "builders-not-distinct"
 
 
-def test_the_id_of_local_builds_is_of_no_operator_and_not_hosted(stand: Stand) -> None:
+def test_id_of_local_builds_may_be_shared_but_not_hosted(stand: Stand) -> None:
     one, two = ed25519_signer(), ed25519_signer()
     for signer in (one, two):
         say(stand, signer, LOCAL_BUILDER)
@@ -209,7 +209,7 @@ def test_the_id_of_local_builds_is_of_no_operator_and_not_hosted(stand: Stand) -
         read_builders(path)
 
 
-def test_a_failure_leaves_no_earlier_summary(stand: Stand) -> None:
+def test_failure_deletes_earlier_summary(stand: Stand) -> None:
     signer, vsa = ed25519_signer(), stand.work / "vsa.json"
     say(stand, signer)
     check(stand, (ALICE, signer, "alice"), needed=1)
@@ -227,7 +227,7 @@ def test_a_failure_leaves_no_earlier_summary(stand: Stand) -> None:
         assert not vsa.exists(), words
 
 
-def test_a_summary_tells_policies_apart_by_signer_and_level(stand: Stand) -> None:
+def test_policy_digest_in_summary_depends_on_signer_and_level(stand: Stand) -> None:
     said, other = stand.provenance(), ed25519_signer()
     stand.say_all(provenance=said)
     for statement in (stand.sbom_statement(), said):
@@ -250,7 +250,7 @@ def test_a_summary_tells_policies_apart_by_signer_and_level(stand: Stand) -> Non
      "[[builder]]\nid = 'a'\noperator = 'o'\nidentity = 'i'\nissuer = 's'\nhosted = 'yes'",
      "builder = " + "[" * 3000 + "]" * 3000, "\ufeff[[builder]]"],
 )  # fmt: skip
-def test_a_list_in_another_form_is_refused(stand: Stand, text: str) -> None:
+def test_malformed_list_of_builders_is_refused(stand: Stand, text: str) -> None:
     path = stand.work / "builders.toml"
     path.write_text(text)
     words = ["verify", f"oci:{stand.layout.root}", "--rebuilders", "1", "--builders", str(path)]
