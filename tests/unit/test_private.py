@@ -42,7 +42,7 @@ def private_tree(folder: Path) -> SourceSpec:
     return SourceSpec(kind="local", where=str(folder))
 
 
-def test_private_tree_in_the_store_is_unreadable_for_others(place: Path) -> None:
+def test_a_private_tree_is_not_read_in_the_store(place: Path) -> None:
     cache = Cache(place / "cache")
     spec = private_tree(place / "tree")
     got = fetch_source(locate("notes", spec, cache=cache), cache=cache, offline=True)

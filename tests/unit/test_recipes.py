@@ -1,4 +1,4 @@
-"""The recipes for GitHub, Slurm and Kubernetes: linted, and what they call is parsed by the tool itself."""
+"""The recipes for GitHub, Slurm and Kubernetes: linters accept them, and the tool parses the calls in them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PAGE = (TOP / "docs" / "tasks" / "many-machines.md").read_text(encoding="utf-8")
 SLURM = sorted(FOLDER.glob("slurm-*.sh"))
 KUBERNETES = sorted(FOLDER.glob("kubernetes-*.yml"))
 GITHUB = FOLDER / "github-matrix.yml"
-# What differs between the calls of one campaign.
+# The options that differ between the calls of one campaign.
 OWN = ("--shard", "--kernel-store", "--reuse-from", "--public-key", "--key")
-# It keeps its arguments, each ended by a NUL, and the call by one more.
+# The script records its arguments, each ended by a NUL, and ends the call with another NUL.
 RECORDER = '#!/bin/sh\nprintf "%s\\0" "$@" >> "$RECORD.{name}"\nprintf "\\0" >> "$RECORD.{name}"\n{more}'
 
 
@@ -33,7 +33,7 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 class Recorders:
-    """Programs that keep what they were called with; a folder to run in."""
+    """Programs that record their arguments, and a folder to run in."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Recorders:
             program.chmod(0o755)
 
     def run(self, words: list[str], ends: int = 0, /, **variables: str) -> None:
-        """Run words with no variable but those that are given, a home and the recorders' path."""
+        """Run the words with only the given variables, a home and the variables of the recorders."""
         known = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "HOME": str(self.folder / "home of one")}
         known["RECORD"] = str(self.folder / "record")
         done = subprocess.run(
@@ -53,14 +53,14 @@ class Recorders:
         assert (done.returncode, done.stderr) == (ends, "")
 
     def calls(self, name: str) -> list[list[str]]:
-        """What a program was called with, call by call."""
+        """Return the arguments of each call of a program."""
         record = self.folder / f"record.{name}"
         return [one.split("\0") for one in record.read_text().removesuffix("\0\0").split("\0\0")]
 
     def compiled(self) -> tuple[list[list[str]], list[str], list[str]]:
-        """The calls that compile shards, the merge, and what sends its image.
+        """Return the calls that compile shards, the merge, and the call that publishes its image.
 
-        Before each shard and the merge the bundle is brought, then Triton taken and not built.
+        Check that each shard and the merge first import the bundle, then reuse Triton without a build.
         """
         calls = self.calls("toolchain")
         *calls, sent = calls
@@ -88,12 +88,12 @@ def recorders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorders:
 
 
 def without(words: list[str], *options: str) -> list[str]:
-    """Words less these options and their values."""
+    """Return the words without these options and their values."""
     return [one for at, one in enumerate(words) if one not in options and (at == 0 or words[at - 1] not in options)]
 
 
 def check(shards: list[list[str]], count: int, merge: list[str], sent: list[str]) -> None:
-    """The tool parses all calls, the shards are all of them once, and the other calls have their options."""
+    """Check that the tool parses all calls, that each shard occurs once, and that the merge has the shards' options."""
     for words in [*shards, merge, sent]:
         check_line(["toolchain", *words])
     cuts = sorted(words[words.index("--shard") + 1] for words in shards)
@@ -119,7 +119,7 @@ def test_github_passes_the_linters_of_our_workflows() -> None:
     assert audited.returncode == 0, audited.stdout
 
 
-def test_github_is_pinned_as_ours() -> None:
+def test_github_recipe_uses_the_pins_of_our_workflows() -> None:
     ours = "".join(path.read_text() for path in (TOP / ".github" / "workflows").glob("*.yml"))
     jobs = loaded(GITHUB)["jobs"].values()
     used = [step["uses"] for job in jobs for step in job["steps"] if "uses" in step]
@@ -172,8 +172,8 @@ def test_slurm_calls_the_tool_with_every_shard(recorders: Recorders) -> None:
 
 
 @pytest.mark.parametrize(("code", "ends"), [(12, 0), (9, 1), (0, 0)])
-def test_a_bad_kernel_stops_no_shard_and_all_else_does(recorders: Recorders, code: int, ends: int) -> None:
-    """With --keep-going a campaign ends with 12 where a kernel failed, and the merge says what is missing."""
+def test_slurm_scripts_continue_only_after_failed_kernels(recorders: Recorders, code: int, ends: int) -> None:
+    """With --keep-going, a campaign with a failed kernel exits with 12, and the merge reports what is missing."""
     program = recorders.folder / "bin" / "toolchain"
     program.write_text(f'{program.read_text()}\ncase "$*" in *--shard*|*merge*) exit {code} ;; esac\n')
     recorders.run(["sh", str(FOLDER / "slurm-shard.sh")], ends, SLURM_ARRAY_TASK_ID="1", SLURM_JOB_ID="101")

@@ -1,4 +1,4 @@
-"""Records: those of this version are read; others, and damaged ones, are refused."""
+"""Records: a record of this version is read; another version or a damaged record is refused."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_a_record_is_read() -> None:
     assert facts.as_json() == record.facts
 
 
-def test_it_is_written_as_it_was_read() -> None:
-    """By key and value: what is in it goes into signed statements again."""
+def test_record_round_trips_through_json() -> None:
+    """The keys and values must be equal, because they become part of signed statements again."""
     assert json.loads(Record.parse(WHOLE).as_bytes()) == WHOLE
 
 
@@ -103,8 +103,8 @@ def test_another_version_is_refused(version: int | None, tmp_path: Path) -> None
     assert "toolchain cache prune" in done.stderr
 
 
-def test_the_keys_of_this_version() -> None:
-    """Whoever adds one raises the version: otherwise another tool takes a bundle that it cannot read for hostile."""
+def test_keys_match_the_record_version() -> None:
+    """A new key needs a new version, because otherwise an older tool takes a bundle with that key for hostile."""
     keys = {
         2: "arch binaries compressor facts finished image input_digest inputs isolation layers manifest partial request"
         " sources stage started taken_from tool",
@@ -126,7 +126,7 @@ def test_the_keys_of_this_version() -> None:
         {"version": True},
     ],
 )
-def test_a_damaged_one_is_passed_over(harm: dict[str, Any], tmp_path: Path) -> None:
+def test_damaged_record_is_skipped(harm: dict[str, Any], tmp_path: Path) -> None:
     cache, digest = Cache(tmp_path), f"sha256:{'1' * 64}"
     whole = Record.parse(changed(input_digest=digest))
     write_record(cache, whole)
@@ -138,7 +138,7 @@ def test_a_damaged_one_is_passed_over(harm: dict[str, Any], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"5", b"[]", b"\xff", b'{"a":' * 200_000])
-def test_what_is_no_object_is_no_record(content: bytes, tmp_path: Path) -> None:
+def test_file_without_json_object_is_not_a_record(content: bytes, tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     cache.records.mkdir()
     (cache.records / "1.json").write_bytes(content)

@@ -25,7 +25,7 @@ HEX = "a" * 64
         ("oci:/a@b", "/a@b", None, None),
     ],
 )
-def test_layouts(text: str, path: str, tag: str | None, digest: str | None) -> None:
+def test_layout_reference_is_parsed(text: str, path: str, tag: str | None, digest: str | None) -> None:
     assert parse(text) == LayoutRef(Path(path), tag, digest)
 
 
@@ -47,7 +47,9 @@ def test_layouts(text: str, path: str, tag: str | None, digest: str | None) -> N
         ("r.example/ns/", "r.example", "ns", None, None),
     ],
 )
-def test_registries(text: str, host: str, repository: str, tag: str | None, digest: str | None) -> None:
+def test_registry_reference_is_parsed(
+    text: str, host: str, repository: str, tag: str | None, digest: str | None
+) -> None:
     assert parse(text) == RegistryRef(host, repository, tag, digest)
 
 
@@ -72,19 +74,19 @@ def test_registries(text: str, host: str, repository: str, tag: str | None, dige
         "host:port/a",
     ],
 )
-def test_nonsense_is_refused_with_a_reason(text: str) -> None:
+def test_invalid_reference_is_refused_with_a_reason(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert caught.value.why
 
 
-def test_they_print_as_they_are_read() -> None:
+def test_reference_round_trips_through_str() -> None:
     for text in ("oci:/a b:t", f"oci:x@sha256:{HEX}", "h.io/a/b:t", f"h.io/a@sha256:{HEX}"):
         assert str(parse(text)) == text
     assert parse(str(LayoutRef(Path("/a"), "t"))) == LayoutRef(Path("/a"), "t")
 
 
-def test_where_an_image_of_several_lies() -> None:
+def test_reference_gives_the_place_of_each_image() -> None:
     folder, namespace = parse("oci:/some where:t"), parse("h.example/ns:t")
     assert str(folder.image("llvm")) == "oci:/some where:llvm"
     assert str(folder.image("llvm", "0123")) == "oci:/some where:llvm.0123"
@@ -95,6 +97,6 @@ def test_where_an_image_of_several_lies() -> None:
 
 
 @pytest.mark.parametrize("host", ["[1:2]:5000", "[:::]", "host.example:99999", "host.example:0"])
-def test_a_host_that_can_be_none_is_no_reference(host: str) -> None:
+def test_invalid_host_is_refused(host: str) -> None:
     with refused("not-a-reference"):
         parse(f"{host}/ns/name")

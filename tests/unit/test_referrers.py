@@ -1,4 +1,4 @@
-"""Artifacts about an image: in a layout folder, in a registry with the API, in one without."""
+"""Referrers of an image: in a layout folder, and in registries with and without the referrers API."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def digests(found: tuple[Descriptor, ...]) -> set[str]:
     return {one.digest for one in found}
 
 
-def test_an_artifact_is_as_oci_says(layout: Layout, subject: Descriptor) -> None:
+def test_artifact_manifest_follows_the_oci_spec(layout: Layout, subject: Descriptor) -> None:
     value = layout.read_json(about(layout, subject, "hello"))
     assert value["subject"] == subject.plain.as_json()
     assert value["artifactType"] == KIND
@@ -61,7 +61,7 @@ def test_an_artifact_is_as_oci_says(layout: Layout, subject: Descriptor) -> None
     assert value["config"]["digest"] == "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 
 
-def test_in_a_layout(layout: Layout, subject: Descriptor, tmp_path: Path) -> None:
+def test_layout_lists_attached_artifacts(layout: Layout, subject: Descriptor, tmp_path: Path) -> None:
     one, other = about(layout, subject, "one"), about(layout, subject, "other")
     layout.tag(subject, "image")
     ref = LayoutRef(layout.root)
@@ -79,7 +79,7 @@ def test_in_a_layout(layout: Layout, subject: Descriptor, tmp_path: Path) -> Non
     assert referrers(ref, one.digest) == ()
 
 
-def test_what_decayed_in_a_layout_is_attached_anew(layout: Layout, subject: Descriptor, tmp_path: Path) -> None:
+def test_corrupt_blob_in_layout_is_replaced_by_attach(layout: Layout, subject: Descriptor, tmp_path: Path) -> None:
     one = about(layout, subject, "one")
     there = Layout(tmp_path / "there").ensure()
     there.put_file(layout.blob(subject.digest))
@@ -102,7 +102,9 @@ def without_api() -> Iterator[FakeRegistry]:
         yield registry
 
 
-def test_with_the_api(with_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+def test_registry_with_api_lists_attached_artifacts(
+    with_api: FakeRegistry, layout: Layout, subject: Descriptor
+) -> None:
     made = [about(layout, subject, text) for text in "abc"]
     ref = RegistryRef(with_api.host, "ns/thing")
     with connection(with_api) as registry:
@@ -117,7 +119,9 @@ def test_with_the_api(with_api: FakeRegistry, layout: Layout, subject: Descripto
     assert with_api.blobs[layout.children(made[0])[1].digest] == b"a"
 
 
-def test_without_the_api(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+def test_registry_without_api_lists_artifacts_by_fallback_tag(
+    without_api: FakeRegistry, layout: Layout, subject: Descriptor
+) -> None:
     made = [about(layout, subject, text) for text in "ab"]
     ref = RegistryRef(without_api.host, "ns/thing")
     with connection(without_api) as registry:
@@ -129,13 +133,13 @@ def test_without_the_api(without_api: FakeRegistry, layout: Layout, subject: Des
     kind, content = without_api.manifests[f"sha256-{subject.digest[7:]}"]
     index = json.loads(content)
     assert kind == index["mediaType"] == media.INDEX
-    # The spec: artifact type and annotations are pulled up, so that a reader can choose without opening each.
+    # By the spec, the index repeats the type and annotations, so that a client can select without each manifest.
     assert index["manifests"][0] == made[0].as_json()
     assert index["manifests"][0]["artifactType"] == KIND
     assert index["manifests"][0]["annotations"] == {"says": "a"}
 
 
-def test_a_listed_artifact_whose_manifest_was_deleted_is_sent_again(
+def test_deleted_manifest_of_listed_artifact_is_pushed_again(
     without_api: FakeRegistry, layout: Layout, subject: Descriptor
 ) -> None:
     made, ref = [about(layout, subject, text) for text in "ab"], RegistryRef(without_api.host, "ns/thing")
@@ -148,7 +152,7 @@ def test_a_listed_artifact_whose_manifest_was_deleted_is_sent_again(
     assert [line.rpartition("/")[2] for line in without_api.seen if line.startswith("PUT ")] == [made[0].digest]
 
 
-def test_a_registry_that_takes_subjects_but_lists_none(layout: Layout, subject: Descriptor) -> None:
+def test_registry_that_lists_no_referrers_gets_the_fallback_tag(layout: Layout, subject: Descriptor) -> None:
     with fake_registry(blind=True) as server, connection(server) as registry:
         made, ref = about(layout, subject, "a"), RegistryRef(server.host, "x")
         assert attach(layout, [made], ref, registry=registry).how == "tag"
@@ -157,7 +161,7 @@ def test_a_registry_that_takes_subjects_but_lists_none(layout: Layout, subject: 
         assert attach(layout, [made], ref, registry=registry).how == "none"
 
 
-def test_a_registry_that_lists_without_the_header(layout: Layout, subject: Descriptor) -> None:
+def test_registry_that_lists_referrers_without_header_needs_no_tag(layout: Layout, subject: Descriptor) -> None:
     with fake_registry(silent=True) as server, connection(server) as registry:
         made, ref = about(layout, subject, "a"), RegistryRef(server.host, "x")
         assert attach(layout, [made], ref, registry=registry).how == "api"
@@ -165,7 +169,9 @@ def test_a_registry_that_lists_without_the_header(layout: Layout, subject: Descr
         assert digests(referrers(ref, subject.digest, registry=registry)) == {made.digest}
 
 
-def test_what_others_listed_stays(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+def test_foreign_entries_and_fields_of_fallback_index_are_kept(
+    without_api: FakeRegistry, layout: Layout, subject: Descriptor
+) -> None:
     foreign = {"mediaType": media.MANIFEST, "digest": f"sha256:{'5' * 64}", "size": 7, "data": "kept", "x": [1]}
     index = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [foreign], "annotations": {"kept": "too"}}
     without_api.manifests[fallback_tag(subject.digest)] = (media.INDEX, canonical(index))
@@ -177,7 +183,7 @@ def test_what_others_listed_stays(without_api: FakeRegistry, layout: Layout, sub
     assert after["annotations"] == {"kept": "too"}
 
 
-def test_a_deleted_manifest_in_the_list_is_dropped_if_the_registry_refuses_it(
+def test_deleted_manifest_is_dropped_from_a_refused_fallback_index(
     without_api: FakeRegistry, layout: Layout, subject: Descriptor
 ) -> None:
     """docker-registry accepts an index only if it has all manifests that the index lists."""
@@ -200,8 +206,8 @@ def test_an_image_under_that_tag_is_not_written_over(
     assert without_api.manifests[fallback_tag(subject.digest)] == image
 
 
-def test_a_registry_that_answers_with_the_subject(layout: Layout, subject: Descriptor) -> None:
-    """GitLab's registry takes the fallback tag for a digest: there is no list, and none can be written."""
+def test_registry_that_takes_fallback_tag_for_digest_has_no_referrers(layout: Layout, subject: Descriptor) -> None:
+    """GitLab's registry takes the fallback tag for a digest, so a list can neither exist there nor be written."""
     with fake_registry(api=False, digest_tags=True) as server, connection(server) as registry:
         server.manifests[subject.digest] = (media.MANIFEST, layout.read(subject))
         ref = RegistryRef(server.host, "x")
@@ -210,8 +216,10 @@ def test_a_registry_that_answers_with_the_subject(layout: Layout, subject: Descr
             attach(layout, [about(layout, subject, "a")], ref, registry=registry)
 
 
-def test_a_list_that_another_replaced(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
-    """The other read before we wrote and wrote after: ours is lost, seen to be lost, and added again."""
+def test_artifact_is_listed_again_after_a_concurrent_write(
+    without_api: FakeRegistry, layout: Layout, subject: Descriptor
+) -> None:
+    """Another client replaces the list after our write: our entry is lost, and the client adds it again."""
     mine, tag = about(layout, subject, "mine"), fallback_tag(subject.digest)
     other = about(layout, subject, "other").as_json()
     puts = []
@@ -241,7 +249,9 @@ def test_a_list_that_another_replaced(without_api: FakeRegistry, layout: Layout,
     assert {one["digest"] for one in listed} == {mine.digest, other["digest"]}
 
 
-def test_a_list_that_never_comes_to_rest(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+def test_constantly_changing_fallback_tag_is_refused(
+    without_api: FakeRegistry, layout: Layout, subject: Descriptor
+) -> None:
     tag = fallback_tag(subject.digest)
     answer = Registry.manifest_digest
 
@@ -255,12 +265,14 @@ def test_a_list_that_never_comes_to_rest(without_api: FakeRegistry, layout: Layo
             attach(layout, [about(layout, subject, "a")], RegistryRef(without_api.host, "x"), registry=registry)
 
 
-def test_a_list_that_is_refused_at_first(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+def test_refused_write_of_fallback_index_is_retried_after_a_read(
+    without_api: FakeRegistry, layout: Layout, subject: Descriptor
+) -> None:
     made, ref = about(layout, subject, "a"), RegistryRef(without_api.host, "x")
     without_api.statuses[r"PUT .*/sha256-"] = [503, 429]
     with connection(without_api) as registry:
         assert attach(layout, [made], ref, registry=registry).how == "tag"
-    # It is read again before it is written again.
+    # The index is read again before it is written again.
     told = [line.split()[0] for line in without_api.seen if fallback_tag(subject.digest) in line]
     first = told.index("PUT")
     assert "HEAD" in told[first + 1 : told.index("PUT", first + 1)]
@@ -271,14 +283,14 @@ def test_a_list_that_is_refused_at_first(without_api: FakeRegistry, layout: Layo
 
 
 @pytest.mark.parametrize("status", [404, 501])
-def test_answers_of_registries_without_the_api(without_api: FakeRegistry, subject: Descriptor, status: int) -> None:
+def test_missing_referrers_api_is_an_empty_list(without_api: FakeRegistry, subject: Descriptor, status: int) -> None:
     without_api.statuses["/referrers/"] = [status]
     with connection(without_api) as registry:
         assert referrers(RegistryRef(without_api.host, "x"), subject.digest, registry=registry) == ()
 
 
-def test_no_answer_is_no_empty_list(without_api: FakeRegistry, subject: Descriptor) -> None:
-    """Otherwise whoever breaks the connection could make a signed image look unsigned."""
+def test_failed_request_is_not_an_empty_list(without_api: FakeRegistry, subject: Descriptor) -> None:
+    """Otherwise an attacker who breaks the connection could make a signed image look unsigned."""
     without_api.statuses["/referrers/"] = [500] * 10
     with connection(without_api) as registry, refused("registry-refused"):
         referrers(RegistryRef(without_api.host, "x"), subject.digest, registry=registry)
@@ -286,7 +298,7 @@ def test_no_answer_is_no_empty_list(without_api: FakeRegistry, subject: Descript
         referrers(RegistryRef("127.0.0.1:1", "x"), subject.digest, registry=registry)
 
 
-def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_over_the_size_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolchain.oci.registry.MANIFEST_LIMIT", 50)
     with (
         fake_registry() as server,
@@ -300,7 +312,7 @@ def test_a_list_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch
     ("bounded", "limit"),
     [("repository_place._MOST_REFERRERS", 5), ("registry._PAGES", 2), ("registry.MANIFEST_LIMIT", 1200)],
 )
-def test_a_list_on_many_pages_is_bounded_as_a_whole(
+def test_limits_of_list_apply_to_all_pages_together(
     layout: Layout, subject: Descriptor, monkeypatch: pytest.MonkeyPatch, bounded: str, limit: int
 ) -> None:
     with fake_registry() as server, connection(server) as registry:
@@ -319,7 +331,7 @@ def test_warnings_about_invalid_entries_are_limited(caplog: pytest.LogCaptureFix
     assert "990 more" in caplog.text
 
 
-def test_a_token_does_not_follow_an_address_without_encryption() -> None:
+def test_redirect_without_encryption_is_upgraded_or_refused() -> None:
     with Registry("registry.example", login="x") as registry:
         assert registry.url("http://registry.example/v2/up?a=b") == "https://registry.example/v2/up?a=b"
         assert registry.url("/v2/up") == "https://registry.example/v2/up"

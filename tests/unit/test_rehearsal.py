@@ -1,4 +1,4 @@
-"""llvm-config/contract/rehearse.sh: what a configured LLVM is asked before hours of compiling, on a small stand-in."""
+"""llvm-config/contract/rehearse.sh: the check of a configured LLVM before hours of compiling, on a small fake."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MLIR = 'find_package(LLVM REQUIRED CONFIG PATHS "${MLIR_DIR}/../llvm" NO_DEFAULT
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A build tree that can install packages with the libraries that the check's own program names."""
+    """Return a build tree that can install packages with the libraries that the program of the check names."""
     if not all(shutil.which(program) for program in ("cmake", "ninja", "c++")):
         pytest.skip("CMAKE, NINJA OR C++ IS NOT INSTALLED: the rehearsal is NOT tested")
     used = re.search(r"contract-code PUBLIC\n(.*?)\)", (CONTRACT / "CMakeLists.txt").read_text(), re.DOTALL)
@@ -54,20 +54,20 @@ def rehearse(tree: Path, libraries: str = "MLIRPass;LLVMSupport") -> subprocess.
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
-def test_a_layer_that_will_hold_all_passes_and_leaves_nothing(tree: Path) -> None:
-    """AMD's disassembler is one of LLVM's libraries for that GPU, and in no layer that does not reach it."""
+def test_complete_packages_pass_and_leave_no_files(tree: Path) -> None:
+    """LLVM's component map names AMD's disassembler, but a layer that does not reach this library lacks it."""
     done = rehearse(tree)
     assert done.returncode == 0, done.stderr
     assert not (tree / "toolchain-rehearsal").exists()
 
 
-def test_a_library_that_the_consumer_names_and_the_packages_lack(tree: Path) -> None:
+def test_consumer_library_missing_from_the_packages_is_refused(tree: Path) -> None:
     done = rehearse(tree, "MLIRPass;MLIRNoSuchThing")
     assert done.returncode != 0
     assert "MLIRNoSuchThing" in done.stderr
 
 
-def test_a_library_that_is_linked_by_its_name_alone(tree: Path) -> None:
+def test_library_linked_only_by_name_is_refused(tree: Path) -> None:
     config = tree / "packages/mlir/MLIRConfig.cmake"
     config.write_text(config.read_text() + "target_link_libraries(MLIRPass INTERFACE LLVMAMDGPUDisassembler)\n")
     done = rehearse(tree)
@@ -75,7 +75,7 @@ def test_a_library_that_is_linked_by_its_name_alone(tree: Path) -> None:
     assert "-lLLVMAMDGPUDisassembler" in done.stderr
 
 
-def test_a_package_that_names_the_build(tree: Path) -> None:
+def test_package_that_names_a_build_folder_is_refused(tree: Path) -> None:
     config = tree / "packages/mlir/MLIRConfig.cmake"
     config.write_text(config.read_text() + 'set(MLIR_MAIN_SRC_DIR "/src/llvm/mlir")\n')
     assert rehearse(tree).returncode == 0, "that line is dropped"
@@ -85,8 +85,8 @@ def test_a_package_that_names_the_build(tree: Path) -> None:
     assert "names a folder of the build" in done.stderr
 
 
-def test_an_mlir_that_moved_its_functions_is_told_before_anything_is_compiled(tree: Path) -> None:
-    """The headers here are empty, so every name is missing, as one would be in an MLIR that renamed it."""
+def test_incompatible_mlir_headers_are_refused(tree: Path) -> None:
+    """The headers are empty, so each name is missing, as a renamed function would be in another MLIR."""
     source = tree / "source"
     for folder in ("llvm/include", "mlir/include", "lld/include"):
         (source / folder).mkdir(parents=True)

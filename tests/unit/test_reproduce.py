@@ -1,4 +1,4 @@
-"""reproduce: what a reproduction that was cut off leaves, and what it does not."""
+"""`reproduce`: interrupted reproductions, requests of finished and published images, and the comparison."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHER = "sha256:" + "cd" * 32
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    """With a finished base, and with work that no reproduction may see."""
+    """Return a cache with a finished base, and with work that a reproduction must not see."""
     cache = Cache(tmp_path / "a cache")
     finished_base(cache, tmp_path / "base")
     (cache.work / "ccache").mkdir(parents=True)
@@ -47,8 +47,8 @@ def cache(tmp_path: Path) -> Cache:
     return cache
 
 
-def test_an_image_that_claims_another_layer_is_not_compared(tmp_path: Path) -> None:
-    """Its config could name the very layer that the rebuild makes, whatever it holds."""
+def test_image_with_config_of_another_layer_is_refused(tmp_path: Path) -> None:
+    """The config could name the layer that a rebuild produces, whatever the image contains."""
     stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work")
     evil = small_image(stand.layout, stand.work, files={"usr/lib64/thing/bin/tool": b"evil"})
     manifest = {**stand.layout.read_json(evil), "config": stand.layout.read_json(stand.manifest)["config"]}
@@ -59,7 +59,7 @@ def test_an_image_that_claims_another_layer_is_not_compared(tmp_path: Path) -> N
     assert good.exit_code not in {0, DigestError.code}, "it goes further"
 
 
-def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_reproduction_continues(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:
     dependencies = plan(Request(cache=cache), "base")
 
     def cut_off() -> None:
@@ -84,14 +84,14 @@ def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixtur
     assert list((cache.root / "reproduce").iterdir()) == [], "once compared it is gone"
 
 
-def test_a_cache_whose_images_were_all_taken_has_no_store_yet(cache: Cache) -> None:
+def test_reproduction_starts_from_cache_without_store(cache: Cache) -> None:
     cache.store.rmdir()
     with clean_cache(cache, plan(Request(cache=cache), "base"), DIGEST) as fresh:
         fresh.make()
         assert fresh.store.is_dir()
 
 
-def test_a_build_under_other_conditions_does_not_go_on(cache: Cache) -> None:
+def test_interrupted_build_with_other_seed_is_not_continued(cache: Cache) -> None:
     dependencies = plan(Request(cache=cache), "base")
 
     def cut_off(seed: int | None) -> None:
@@ -121,7 +121,7 @@ def test_workers_that_start_at_once_preload_the_same_libraries(cache: Cache, mon
     assert mounts[1:] == mounts[:1] * 3
 
 
-def test_half_of_a_folder_under_deletion_is_not_gone_on_with(cache: Cache) -> None:
+def test_partly_deleted_folder_is_not_continued(cache: Cache) -> None:
     left = cache.root / "reproduce" / (f".{'ab' * 6}.9-0.deleted")
     (left / "work").mkdir(parents=True)
     (left / "work" / "half").touch()
@@ -130,7 +130,7 @@ def test_half_of_a_folder_under_deletion_is_not_gone_on_with(cache: Cache) -> No
         assert not left.exists()
 
 
-def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(
+def test_request_of_finished_image_is_reused_and_can_be_overridden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = specs({"llvm": "distro:llvm-toolchain-22"})
@@ -146,7 +146,7 @@ def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(
     monkeypatch.setattr("toolchain.cli.reproduce_cmd.reproduce", noting)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    # Neither a pin nor a file nor a variable of the folder has a say in what made it.
+    # Neither a pin file in the current folder nor a variable may change the recorded request.
     Path("llvm-hash.txt").write_text("f6ded0be897e2878612dd903f7e8bb85448269e5")
     monkeypatch.setenv("TOOLCHAIN_ONLY", "tablegen")
     home = ("--cache", str(request.cache.root))
@@ -174,7 +174,7 @@ def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(
     assert seen.pop()[0].kernel_store is None, "a rebuild would take kernels instead of compiling them"
 
 
-def test_a_checkout_that_only_pinned_an_llvm_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkout_that_pinned_llvm_is_read_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout, seen = tmp_path / "my triton", list[Request]()
     (checkout / "cmake").mkdir(parents=True)
     (checkout / "setup.py").touch()
@@ -199,7 +199,7 @@ def test_a_checkout_that_only_pinned_an_llvm_is_found_again(tmp_path: Path, monk
         plan(seen.pop(), "llvm")
 
 
-def test_who_made_a_published_image_must_be_known(tmp_path: Path) -> None:
+def test_published_image_requires_the_key_of_its_signer(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work")
     stand.say_all()
     ref, home = f"oci:{stand.layout.root}:thing", ("--cache", str(tmp_path / "c"))
@@ -217,7 +217,7 @@ def test_a_signed_provenance_without_a_request_is_malformed() -> None:
         _of_provenance("x", {"predicate": {"buildDefinition": {"resolvedDependencies": []}}}, {})
 
 
-def test_patches_of_the_stages_below_are_asked_for_too() -> None:
+def test_provenance_names_patches_of_lower_stages() -> None:
     def row(name: str, stage: str, *patches: str) -> dict[str, Any]:
         listed = [{"name": patch, "digest": f"of {patch}"} for patch in patches]
         return {"name": name, "annotations": {"stage": stage, "patches": listed}}
@@ -229,8 +229,8 @@ def test_patches_of_the_stages_below_are_asked_for_too() -> None:
     assert original.patches == {"llvm": ("of own.patch",)}
 
 
-def test_an_equal_layer_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publisher could add another layer below, or preload a library, and every rebuilder would vouch for it."""
+def test_equal_layer_with_different_config_is_not_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher could add a layer below or preload a library, and each rebuilder would confirm the image."""
     sources = specs({"llvm": "distro:llvm-toolchain-22"})
     request = Request(cache=Cache(tmp_path / "cache"), sources=sources, only="support", contract=False)
     finished_base(request.cache, tmp_path / "base")
@@ -253,7 +253,7 @@ def test_an_equal_layer_is_not_enough(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (found.equal, found.same_layer) == (False, True)
 
 
-def test_a_label_that_is_no_digest_is_refused(tmp_path: Path) -> None:
+def test_label_that_is_not_a_digest_is_refused(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "lay").ensure()
     layout.tag(small_image(layout, tmp_path / "work", label="a\0b"), "t")
     done = CliRunner().invoke(app, ["reproduce", f"oci:{layout.root}:t", "--cache", str(tmp_path / "c"), "--json"])

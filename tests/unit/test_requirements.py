@@ -1,4 +1,4 @@
-"""The lists of wheels hold all that is needed."""
+"""The lock files contain all required packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXTRAS: dict[str, tuple[list[str], list[str] | None]] = {
 
 
 def locked(name: str) -> dict[str, str]:
-    """The versions of a list, by package."""
+    """Return the versions of a lock file by package."""
     text = (TOP / "requirements" / f"{name}.lock").read_text()
     return {
         canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==([^ ;]+)", text, re.MULTILINE)
@@ -28,7 +28,7 @@ def locked(name: str) -> dict[str, str]:
 
 
 def asked(name: str) -> Iterator[Requirement]:
-    """What both pyproject.toml ask for, and what builds the packages."""
+    """Yield the requirements of both pyproject.toml files and of the builds of the packages."""
     words = (TOP / "requirements" / "build.in").read_text().splitlines()
     for folder, chosen in zip((TOP, TOP / "lab"), EXTRAS[name], strict=True):
         if chosen is None:
@@ -45,7 +45,7 @@ def asked(name: str) -> Iterator[Requirement]:
 
 
 def lacking(wanted: Iterator[Requirement], versions: dict[str, str]) -> list[str]:
-    """What is wanted, by whatever is wanted, and is not in `versions`. The packages must be installed here."""
+    """Return the direct and indirect requirements that `versions` does not satisfy. The packages must be installed."""
     found: list[str] = []
     seen: set[str] = set()
     waiting = list(wanted)
@@ -69,5 +69,5 @@ def lacking(wanted: Iterator[Requirement], versions: dict[str, str]) -> list[str
 
 
 @pytest.mark.parametrize("name", sorted(EXTRAS))
-def test_a_lock_holds_all_that_it_needs(name: str) -> None:
+def test_lock_contains_all_requirements(name: str) -> None:
     assert not lacking(asked(name), locked(name))

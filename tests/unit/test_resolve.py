@@ -1,4 +1,4 @@
-"""From the user's words to a source, and to its tree in the store."""
+"""Resolution of a source specification to a source, and to its tree in the store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def checkout(tmp_path: Path) -> Path:
         "pypi:a==1;b",
     ],
 )
-def test_refused_specs(text: str) -> None:
+def test_invalid_source_spec_is_refused_without_its_password(text: str) -> None:
     with pytest.raises((SourceError, DigestError)) as caught:
         parse_source_spec(text)
     assert "pass@" not in str(caught.value)
@@ -96,14 +96,14 @@ def test_locate_needs_no_network(cache: Cache, monkeypatch: pytest.MonkeyPatch) 
     assert not cache.root.exists()
 
 
-def test_data() -> None:
+def test_known_files_have_complete_rows() -> None:
     rows: list[Package | PypiFile] = [*known_packages(), *known_files()]
     for row in rows:
         assert len(row.sha256) == 64
         assert row.size > 0
         assert row.version in row.file
         assert row.license
-        # A released suite keeps its files; the others lose those that a newer one replaces.
+        # A released suite keeps its files; the other suites delete a file when a newer version replaces it.
         kept = isinstance(row, PypiFile) or not {"main", "security", "sid"}.issuperset(row.suites)
         assert row.mirrors or kept, f"{row.file}: no second address"
         assert all(url.startswith("https://") for url in row.mirrors)
@@ -116,9 +116,7 @@ def test_data() -> None:
         )
 
 
-def test_a_wheel_that_lies_here_is_that_of_the_index_or_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_wheel_must_match_a_wheel_of_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = tmp_path / "triton-9-cp313-cp313-linux_x86_64.whl"
     wheel.write_bytes(b"wheel")
     request = request_module.Request(cache=Cache(tmp_path / "cache"), sources=specs({"triton": str(wheel)}))
@@ -133,7 +131,7 @@ def test_a_wheel_that_lies_here_is_that_of_the_index_or_refused(
     assert llvm_pin(request) == llvm_pin(dataclasses.replace(request, sources=specs({"triton": "pypi:triton"})))
 
 
-def test_local_checkout(checkout: Path, cache: Cache) -> None:
+def test_local_checkout_is_copied_to_the_store(checkout: Path, cache: Cache) -> None:
     source = locate("thing", parse_source_spec(str(checkout)), cache=cache)
     assert source.kind == "local"
     assert not source.locked
@@ -145,21 +143,21 @@ def test_local_checkout(checkout: Path, cache: Cache) -> None:
     assert tree_digest(got.path) == source.digest
     assert not (got.path / ".git").exists()
     assert (got.path / "docs" / "x").stat().st_mtime == digest.EPOCH
-    # What is edited later is another source; the old snapshot stays.
+    # A later edit makes another source, and the old snapshot is kept.
     (checkout / "docs" / "x").write_text("y")
     again = fetch_source(locate("thing", parse_source_spec(str(checkout)), cache=cache), cache=cache, offline=True)
     assert again.path != got.path
     assert (got.path / "docs" / "x").read_text() == "x"
 
 
-def test_edited_between_plan_and_fetch(checkout: Path, cache: Cache) -> None:
+def test_edit_between_plan_and_fetch_is_refused(checkout: Path, cache: Cache) -> None:
     source = locate("thing", parse_source_spec(str(checkout)), cache=cache)
     (checkout / "docs" / "x").write_text("y")
     with refused("source-changed"):
         fetch_source(source, cache=cache, offline=True)
 
 
-def test_local_archive_and_file(tmp_path: Path, checkout: Path, cache: Cache) -> None:
+def test_local_archive_is_unpacked_and_local_file_is_copied(tmp_path: Path, checkout: Path, cache: Cache) -> None:
     archive = tmp_path / "a b.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(checkout, "top")
@@ -175,8 +173,8 @@ def test_local_archive_and_file(tmp_path: Path, checkout: Path, cache: Cache) ->
     assert got.path.is_relative_to(cache.store)
 
 
-def test_a_local_file_by_a_link(tmp_path: Path, cache: Cache) -> None:
-    """What is kept is the file: neither its owner's copy is touched, nor does the store change when that does."""
+def test_linked_local_file_is_copied(tmp_path: Path, cache: Cache) -> None:
+    """The store keeps a copy, not the link: the user's file keeps its mode, and a stored link is replaced."""
     wheel = tmp_path / "x-1-py3-none-any.whl"
     wheel.write_bytes(b"w")
     wheel.chmod(0o600)
@@ -197,8 +195,8 @@ def test_a_local_file_by_a_link(tmp_path: Path, cache: Cache) -> None:
         assert not got.path.is_symlink()
 
 
-def test_a_local_file_that_changes_meanwhile(tmp_path: Path, cache: Cache) -> None:
-    """The error is not that it was removed: the user's file is still there."""
+def test_local_file_changed_after_plan_is_refused(tmp_path: Path, cache: Cache) -> None:
+    """The error must not say that the file was removed, because the user's file still exists."""
     wheel = tmp_path / "x-1-py3-none-any.whl"
     wheel.write_bytes(b"PK\x03\x04")
     source = locate("thing", parse_source_spec(str(wheel)), cache=cache)
@@ -208,15 +206,15 @@ def test_a_local_file_that_changes_meanwhile(tmp_path: Path, cache: Cache) -> No
     assert wheel.exists()
 
 
-def test_a_checkout_with_a_link_out_of_it(checkout: Path, cache: Cache) -> None:
-    """A virtual environment in it has such. The message names the user's folder, not where its copy was."""
+def test_checkout_with_link_to_the_outside_is_refused(checkout: Path, cache: Cache) -> None:
+    """A virtual environment contains such links. The message names the user's folder, not its copy."""
     (checkout / "python").symlink_to("/usr/bin/python3")
     with refused("link-escapes", checkout):
         fetch_source(locate("thing", parse_source_spec(str(checkout)), cache=cache), cache=cache, offline=True)
     assert not list((cache.store / "trees").iterdir())
 
 
-def test_a_misspelt_suite_is_refused_before_anything_is_fetched(cache: Cache) -> None:
+def test_misspelt_suite_is_refused_without_a_fetch(cache: Cache) -> None:
     def suite(name: str) -> str:
         return locate("llvm", parse_source_spec(f"distro:llvm-toolchain-22@{name}", project="llvm"), cache=cache).suite
 
@@ -227,8 +225,8 @@ def test_a_misspelt_suite_is_refused_before_anything_is_fetched(cache: Cache) ->
         assert suite(name) == name
 
 
-def test_what_only_a_bundle_said_of_a_package(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It counts until the distribution's signed index can be asked, and that has the last word."""
+def test_package_row_of_a_bundle_is_checked_against_the_index(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundle's row is used offline; online, the signed index of the distribution must confirm it once."""
     store = Store(cache.store)
     store.partial.mkdir(parents=True)
     (store.partial / "x_1.orig.tar.xz").write_bytes(b"evil")
@@ -259,8 +257,8 @@ def test_what_only_a_bundle_said_of_a_package(cache: Cache, monkeypatch: pytest.
         distro.note(dataclasses.replace(row, name="../../evil"), cache)
 
 
-def test_what_an_earlier_fetch_noted_of_a_package(cache: Cache) -> None:
-    """Each version stays known; of none in particular the last counts, unless another suite is named."""
+def test_package_noted_by_earlier_fetch_is_located(cache: Cache) -> None:
+    """Each noted version is known. Without a version, the last note is used, unless the spec names another suite."""
     for version, suite in (("1", "trixie"), ("2", "sid")):
         row = Package(
             name="xy", version=version, file=f"xy_{version}.orig.tar.xz", sha256=version * 64, size=4, suites=(suite,)
@@ -280,7 +278,7 @@ def test_what_an_earlier_fetch_noted_of_a_package(cache: Cache) -> None:
     assert known("distro:xy") == ("", None), "a damaged note is none"
 
 
-def test_patched(tmp_path: Path, checkout: Path, cache: Cache) -> None:
+def test_patch_is_applied_to_a_copy_of_the_source(tmp_path: Path, checkout: Path, cache: Cache) -> None:
     patch = tmp_path / "p"
     patch.write_text("--- a/mlir/CMakeLists.txt\n+++ b/mlir/CMakeLists.txt\n@@ -1 +1 @@\n-old\n+new\n")
     source = locate("thing", parse_source_spec(str(checkout)), cache=cache)
@@ -293,10 +291,10 @@ def test_patched(tmp_path: Path, checkout: Path, cache: Cache) -> None:
     assert got.digest == plain.digest, "patches count apart"
 
 
-def test_a_patch_that_changes_before_it_is_applied(
+def test_patch_changed_during_fetch_is_refused(
     tmp_path: Path, checkout: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tree in the store would bear the digest of the earlier patch, and later builds would take it."""
+    """Otherwise the stored tree would have the digest of the earlier patch, and later builds would use it."""
     text = "--- a/mlir/CMakeLists.txt\n+++ b/mlir/CMakeLists.txt\n@@ -1 +1 @@\n-old\n+new\n"
     patch = tmp_path / "p"
     patch.write_text(text)
@@ -331,7 +329,7 @@ def test_a_build_reads_its_patches_once(tmp_path: Path, cache: Cache) -> None:
         assert same is request
 
 
-def test_offline_names_what_is_missing(cache: Cache) -> None:
+def test_missing_source_is_refused_offline(cache: Cache) -> None:
     for text in (
         f"https://example.test/r@{SHA}",
         f"https://example.test/a.tar#sha256={HEX}",
@@ -343,7 +341,7 @@ def test_offline_names_what_is_missing(cache: Cache) -> None:
 
 
 def test_stored_files_are_checked_before_use(tmp_path: Path, checkout: Path, cache: Cache) -> None:
-    """A distribution tarball that rotted in the store is not unpacked."""
+    """A corrupt distribution tarball in the store is not unpacked."""
     archive = tmp_path / "llvm-toolchain-9_9.orig.tar"
     with tarfile.open(archive, "w") as tar:
         tar.add(checkout, "top")

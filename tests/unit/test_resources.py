@@ -13,7 +13,7 @@ from toolchain.engine.resources import GIB
 
 
 class Machine:
-    """A made-up /proc and /sys/fs/cgroup."""
+    """A fake /proc and /sys/fs/cgroup."""
 
     def __init__(self, top: Path) -> None:
         self.proc, self.cgroup = top / "proc", top / "cgroup"
@@ -49,19 +49,19 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def test_cores_bound_where_memory_is_plenty(machine: Machine) -> None:
+def test_cores_limit_jobs_if_memory_suffices(machine: Machine) -> None:
     assert machine.jobs("compile") == 16
     assert machine.jobs("link") == 12, "64 GiB carry twelve linkers of 5"
 
 
-def test_memory_bounds_what_was_asked_for(machine: Machine) -> None:
+def test_memory_limits_requested_jobs(machine: Machine) -> None:
     machine.memory(12 * GIB)
     assert (machine.jobs("compile"), machine.jobs("link"), machine.jobs("kernel")) == (8, 2, 8)
     assert machine.jobs("compile", 100) == 8
     assert machine.jobs("compile", 3) == 3
 
 
-def test_cgroup_2_limits_of_a_parent_count(machine: Machine) -> None:
+def test_cgroup_v2_limits_of_a_parent_apply(machine: Machine) -> None:
     machine.groups("0::/user/job\n")
     machine.write(machine.cgroup / "user" / "memory.max", f"{8 * GIB}\n")
     machine.write(machine.cgroup / "user" / "memory.current", f"{4 * GIB}\n")
@@ -73,7 +73,7 @@ def test_cgroup_2_limits_of_a_parent_count(machine: Machine) -> None:
     assert machine.cores() == 3
 
 
-def test_cgroup_1_limits_count(machine: Machine) -> None:
+def test_cgroup_v1_limits_apply(machine: Machine) -> None:
     machine.groups("4:memory:/job\n1:cpu,cpuacct:/job\n0::/\n")
     machine.write(machine.cgroup / "memory" / "job" / "memory.limit_in_bytes", f"{3 * GIB}\n")
     machine.write(machine.cgroup / "memory" / "job" / "memory.usage_in_bytes", f"{GIB}\n")
@@ -85,7 +85,7 @@ def test_cgroup_1_limits_count(machine: Machine) -> None:
     assert machine.cores() == 2
 
 
-def test_a_group_path_of_the_host_falls_back_to_the_mounts_top(machine: Machine) -> None:
+def test_group_path_of_the_host_falls_back_to_the_mount_root(machine: Machine) -> None:
     machine.groups("0::/docker/0123\n")
     machine.write(machine.cgroup / "memory.max", f"{2 * GIB}\n")
     machine.write(machine.cgroup / "memory.current", "0\n")

@@ -1,4 +1,4 @@
-"""Reuse from elsewhere: what verifies is taken as if it had been built here, what does not is not, whatever it says."""
+"""Reuse of published images: a verified image is taken as if it had been built locally; others are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FACTS = {"prefix": "/usr/lib64/llvm-triton-10dc3a8e", "blob_bytes": 7, "contract
 
 
 class Shelf:
-    """A layout folder with an image that a key vouches for, and an empty cache that wants it."""
+    """A layout folder with an image that a key has signed, and an empty cache with a plan for that image."""
 
     def __init__(self, folder: Path, *, speak: bool = True, **changes: Any) -> None:
         self.stand = Stand(
@@ -48,7 +48,7 @@ class Shelf:
             self.stand.say_all()
 
     def put(self) -> None:
-        """Under the name that `publish` gives it."""
+        """Tag the image as `publish` does."""
         tag = reference(LayoutRef(self.stand.layout.root), self.planned)
         self.stand.layout.tag(self.stand.index, str(tag.tag))
 
@@ -57,7 +57,7 @@ class Shelf:
         return take(self.request, self.planned, Reuse(place=place, key=key or self.stand.signer.public, only=only))
 
     def nothing_came(self) -> None:
-        """Neither a record nor a blob."""
+        """Check that the cache contains neither a record nor a blob, nor unfinished work."""
         assert find(self.request.cache, self.planned) is None
         assert not list(self.request.cache.root.glob("records/*"))
         assert not list(self.request.cache.root.glob("images/blobs/sha256/*"))
@@ -69,7 +69,7 @@ def shelf(tmp_path: Path) -> Shelf:
     return Shelf(tmp_path)
 
 
-def test_taken_as_if_built(shelf: Shelf) -> None:
+def test_verified_image_is_taken_as_if_built(shelf: Shelf) -> None:
     built = shelf.take()
     assert built is not None
     assert built.reused
@@ -91,7 +91,7 @@ def test_taken_as_if_built(shelf: Shelf) -> None:
     assert not list(shelf.request.cache.work.iterdir())
 
 
-def test_what_decayed_in_the_cache_gives_way(shelf: Shelf) -> None:
+def test_corrupt_blobs_in_the_cache_are_replaced(shelf: Shelf) -> None:
     own = Layout(shelf.request.cache.images).ensure()
     items = (*shelf.stand.layout.children(shelf.stand.manifest), shelf.stand.manifest)
     for item in items:
@@ -101,7 +101,7 @@ def test_what_decayed_in_the_cache_gives_way(shelf: Shelf) -> None:
         own.verify(item.digest)
 
 
-def test_a_binary_let_in_by_its_path(tmp_path: Path) -> None:
+def test_prebuilt_binary_needs_permission_by_its_path(tmp_path: Path) -> None:
     known = known_files()[0]
     shelf = Shelf(tmp_path, binaries=[known.name])
     with refused("prebuilt-forbidden", known.name):
@@ -117,7 +117,7 @@ def of_another_key(shelf: Shelf) -> None:
 
 
 def of_other_inputs(shelf: Shelf) -> None:
-    """All true and well signed, but about another image, which someone put under this name."""
+    """Put an image of other inputs under the same name, with true and signed statements."""
     facts = image_facts(facts=FACTS, inputs={**shelf.stand.image_facts.record.inputs, "arch": "arm64"})
     shelf.stand.image_facts = facts
     shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=facts.record.input_digest)
@@ -127,7 +127,7 @@ def of_other_inputs(shelf: Shelf) -> None:
 
 
 def with_a_lying_label(shelf: Shelf) -> None:
-    """The label says what is wanted, the provenance says the truth."""
+    """Label an image of other inputs with the wanted digest; its provenance names the true inputs."""
     wanted = shelf.stand.image_facts.record.input_digest
     shelf.stand.image_facts = image_facts(
         facts=FACTS, inputs={**shelf.stand.image_facts.record.inputs, "arch": "arm64"}
@@ -197,7 +197,7 @@ def of_another_name(shelf: Shelf) -> None:
         (of_another_name, "provenance-other-stage"),
     ],
 )
-def test_not_taken(
+def test_unverified_image_is_not_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Shelf], None], reason: str
 ) -> None:
     shelf = Shelf(tmp_path, speak=False)
@@ -211,8 +211,8 @@ def test_not_taken(
     shelf.nothing_came()
 
 
-def test_what_only_a_scan_found_is_not_forgotten(tmp_path: Path) -> None:
-    """No plan knows it, so whoever publishes the image again would attest that nothing prebuilt is in it."""
+def test_binaries_found_by_a_scan_are_recorded(tmp_path: Path) -> None:
+    """A plan does not know these binaries, so a later publication would attest that the image has none."""
     shelf = Shelf(tmp_path, speak=False)
     with_a_binary(shelf)
     shelf.request = replace(shelf.request, allow_binary=("ptxas",))
@@ -222,7 +222,7 @@ def test_what_only_a_scan_found_is_not_forgotten(tmp_path: Path) -> None:
     assert read_record(shelf.request.cache, str(shelf.planned.input_digest)).binaries == ("ptxas",)
 
 
-def test_a_compressor_that_is_missing_here_stops_no_build(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compressor_prevents_reuse_but_not_the_build(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     def unpack(*_: object, **__: object) -> None:
         raise EngineError("test-error", "zstd is not installed")
 
@@ -232,15 +232,15 @@ def test_a_compressor_that_is_missing_here_stops_no_build(shelf: Shelf, monkeypa
         shelf.take()
 
 
-def test_unchecked_for_who_wants_no_check(tmp_path: Path) -> None:
+def test_image_without_contract_check_is_taken_if_none_is_requested(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, speak=False)
     unchecked(shelf)
     shelf.request = replace(shelf.request, contract=False)
     assert shelf.take() is not None
 
 
-def test_one_good_statement_among_others(tmp_path: Path) -> None:
-    """Whoever may push can add statements; they change nothing."""
+def test_one_valid_statement_among_invalid_ones_suffices(tmp_path: Path) -> None:
+    """Each user who may push can add statements, so invalid ones must not prevent the reuse."""
     shelf = Shelf(tmp_path, speak=False)
     of_another_key(shelf)
     with_files_unlisted(shelf)
@@ -250,10 +250,10 @@ def test_one_good_statement_among_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [unchecked, without_a_report])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_one_good_build_among_others_of_the_key(
+def test_one_complete_provenance_among_those_of_the_key_suffices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Shelf], None], reverse: bool
 ) -> None:
-    """The same bytes built again, now checked and with a report: the first provenance stays beside the second."""
+    """If the same bytes are built again with a check and a report, the first provenance remains attached."""
     monkeypatch.setattr("toolchain.trust.verify.gather", lambda *given: sorted(
         gather(*given), key=lambda found: found.content, reverse=reverse
     ))  # fmt: skip
@@ -264,7 +264,7 @@ def test_one_good_build_among_others_of_the_key(
     assert built.facts == FACTS
 
 
-def test_there_is_none(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_image_is_reported(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
     shelf.planned = replace(shelf.planned, inputs={**(shelf.planned.inputs or {}), "arch": "arm64"})
     with refused("layout-image-missing"):
         shelf.take()
@@ -272,13 +272,13 @@ def test_there_is_none(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None
     assert "is not available" in capsys.readouterr().err
 
 
-def test_none_for_this_architecture(shelf: Shelf) -> None:
+def test_image_for_other_architecture_is_refused(shelf: Shelf) -> None:
     shelf.request = replace(shelf.request, arch=("arm64",))
     with refused("platform-missing", "linux/arm64"):
         shelf.take()
 
 
-def test_what_is_not_locked_is_not_asked_for(shelf: Shelf) -> None:
+def test_stage_without_input_digest_is_not_requested(shelf: Shelf) -> None:
     shelf.planned = replace(shelf.planned, inputs=None)
     assert shelf.take(only=False) is None
     with refused("reuse-digest-unknown") as caught:
@@ -286,14 +286,14 @@ def test_what_is_not_locked_is_not_asked_for(shelf: Shelf) -> None:
     assert caught.value.code == 5
 
 
-def test_a_local_base_is_never_asked_for(shelf: Shelf) -> None:
+def test_local_base_is_never_requested(shelf: Shelf) -> None:
     shelf.planned = replace(shelf.planned, name="base")
     shelf.request = replace(shelf.request, base=parse_base(f"oci:{shelf.stand.layout.root}"))
     assert shelf.take() is None
 
 
-def test_only_the_one_image_is_fetched(tmp_path: Path) -> None:
-    """What an index says of other architectures need not be whole."""
+def test_only_the_image_of_the_architecture_is_fetched(tmp_path: Path) -> None:
+    """Blobs of the other architectures of an index may be missing."""
     shelf = Shelf(tmp_path, speak=False)
     layout = shelf.stand.layout
     second = small_image(layout, shelf.stand.work, files={**FILES, "more": b"x"}, arch="arm64")
@@ -308,7 +308,7 @@ def test_only_the_one_image_is_fetched(tmp_path: Path) -> None:
     assert manifest["mediaType"] == media.MANIFEST
 
 
-def test_options(tmp_path: Path) -> None:
+def test_invalid_reuse_options_are_refused(tmp_path: Path) -> None:
     new_key(tmp_path / "key")
     public = tmp_path / "key.pub"
     made = make_reuse("oci:/some where", public, only=True, offline=True)
@@ -324,8 +324,8 @@ def test_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("good_first", [True, False])
-def test_a_tag_that_names_another_image_the_second_time(tmp_path: Path, good_first: bool) -> None:
-    """What was read first decides, and the digest of those bytes is what the record names."""
+def test_tag_that_changes_between_reads_is_resolved_once(tmp_path: Path, good_first: bool) -> None:
+    """The first answer decides, and the record names the digest of those bytes."""
     shelf = Shelf(tmp_path)
     stand = shelf.stand
     older = write_index(stand.layout, [small_image(stand.layout, stand.work, files={"usr/lib64/thing/x": b"old"})])

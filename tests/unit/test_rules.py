@@ -1,4 +1,4 @@
-"""What is known of registries: hosts, names and sizes."""
+"""Rules of known registries: hosts, names and sizes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "registries.md"
         ("ghcr.io.example", "unknown"),
     ],
 )
-def test_a_host_is_known_by_its_name(host: str, name: str) -> None:
+def test_registry_is_recognized_by_host(host: str, name: str) -> None:
     assert for_host(host).name == name
 
 
-def test_docker_registry_is_known_by_the_address_of_an_upload() -> None:
+def test_docker_registry_is_recognized_by_upload_location() -> None:
     assert for_location("/v2/a/b/blobs/uploads/1?_state=x").upload == "chunks"
     assert for_location("/v2/a/b/blobs/uploads/1") is UNKNOWN
     assert UNKNOWN.upload == "whole"
@@ -47,7 +47,7 @@ def test_the_documentation_has_a_row_for_each_registry() -> None:
 
 
 def artifact(layout: Layout, size: int = 0) -> Descriptor:
-    """The manifest of an artifact whose layer says that it has `size` bytes."""
+    """Return the manifest of an artifact whose layer claims to have `size` bytes."""
     blob = layout.put_bytes(b"blob", media.LAYER)
     layer = {**blob.as_json(), "size": size or blob.size}
     config = layout.put_bytes(b"{}", media.EMPTY).as_json()
@@ -66,7 +66,7 @@ def artifact(layout: Layout, size: int = 0) -> Descriptor:
         ("public.ecr.aws/alias/name", 10_485_760_001, RegistryError, "registry-size-limit"),
     ],
 )
-def test_what_a_registry_cannot_have_is_told_before_anything_is_sent(
+def test_unsupported_name_or_size_is_refused_before_a_request(
     tmp_path: Path, dest: str, size: int, error: type[ToolchainError], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def send(*_: object, **__: object) -> None:
@@ -83,9 +83,7 @@ def test_what_a_registry_cannot_have_is_told_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("tag", ["a" * 129, "-x", "a b", "a:b", ""])
-def test_a_tag_that_no_registry_takes_is_told_before_anything_is_sent(
-    tmp_path: Path, tag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_tag_is_refused_before_a_request(tmp_path: Path, tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(tmp_path / "layout").ensure()
     with Registry("127.0.0.1:1", login="") as registry:
         monkeypatch.setattr(registry, "request", lambda *_, **__: pytest.fail("something was sent"))
@@ -93,7 +91,7 @@ def test_a_tag_that_no_registry_takes_is_told_before_anything_is_sent(
             publish(layout, artifact(layout), parse("127.0.0.1:1/ns/name"), [tag], registry=registry)
 
 
-def test_a_manifest_over_the_limit_is_told() -> None:
+def test_manifest_over_the_limit_is_refused() -> None:
     large = Descriptor(media.MANIFEST, "sha256:" + "0" * 64, 5 << 20)
     with refused("registry-size-limit"):
         check_sizes(for_host("name.azurecr.io"), [large])

@@ -1,4 +1,4 @@
-"""`--runner`: what runs checks and kernels is what was requested, proved before the first stage, or nothing."""
+"""`--runner`: checks and kernels run in the requested runner, which is tested before the first stage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FACTS = {"program": "docker", "version": "99.1", "interfaces": 0}
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder with programs."""
+    """Return an empty folder that is the whole PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", os.fspath(folder))
@@ -47,7 +47,7 @@ def install(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_only_two_run_containers() -> None:
+def test_runner_is_buildah_or_docker() -> None:
     declared = option_named("runner")
     assert [declared.value(name) for name in ("buildah", "docker")] == ["buildah", "docker"]
     for text in ("", "podman", "Docker"):
@@ -56,10 +56,10 @@ def test_only_two_run_containers() -> None:
     assert declared.is_input is False, "the bytes are the same"
 
 
-def test_a_runner_that_is_refused_is_told_before_the_first_stage(
+def test_failing_runner_is_refused_before_the_first_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Path
 ) -> None:
-    """After hours of LLVM it would be too late; and buildah does not stand in for it."""
+    """A failure after hours of LLVM would be too late, and buildah must not replace the requested runner."""
     install(programs, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
     monkeypatch.setattr(engine_probe, "probe", lambda _: None)
     stages = (Fake("base", lambda: planned("base")), Fake("llvm", lambda: planned("llvm", engine=True)))
@@ -81,7 +81,9 @@ def doctored(*words: str, **env: str) -> dict[str, Any]:
     return {"ready": said["ready"], **rows["runner"]}
 
 
-def test_doctor_says_which_runner_and_why(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_runner_and_its_origin(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: (_ for _ in ()).throw(OSError()))
     cache = ("--cache", os.fspath(tmp_path / "cache"))
     assert doctored(*cache)["detail"].startswith("buildah, the default: ")
@@ -106,8 +108,8 @@ def test_a_client_without_a_daemon_has_no_version(programs: Path) -> None:
         DockerRunner().version()
 
 
-def test_the_log_has_each_line_when_it_comes(programs: Path, tmp_path: Path) -> None:
-    """A kill of the tool must not take the last ones along."""
+def test_line_is_logged_before_the_listener_is_called(programs: Path, tmp_path: Path) -> None:
+    """A kill of the tool must not lose the last lines."""
     install(programs, "docker", 'case "$2" in run) echo first; echo second ;; esac')
     log, seen = tmp_path / "log", list[str]()
     runner = DockerRunner(settings=tmp_path / "settings")
@@ -125,7 +127,7 @@ def test_a_line_without_an_end_is_read_in_pieces(programs: Path, tmp_path: Path)
     assert len(pieces) > 1
 
 
-# A client whose daemon creates a container one second after the request, also if the client has ended.
+# A client whose daemon creates a container one second after the request, even if the client has ended.
 SLOW = """
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 there=$(dirname "$0")/containers
@@ -140,7 +142,7 @@ esac
 
 
 @pytest.mark.parametrize("way", ["timeout", "Ctrl-C", "Ctrl-C for a worker"])
-def test_a_container_that_comes_after_the_end_of_the_client_is_removed(
+def test_container_created_after_the_end_of_its_client_is_removed(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     install(programs, "docker", SLOW)
@@ -169,7 +171,7 @@ def test_a_container_that_comes_after_the_end_of_the_client_is_removed(
     assert list((programs / "containers").iterdir()) == []
 
 
-def test_numbers_of_users_outside_a_namespace() -> None:
+def test_user_id_is_mapped_to_outside_the_namespace() -> None:
     table = "         0       1000          1\n         1     100000      65536\n"
     assert [docker_probe.outside(table, number) for number in (0, 1, 65536)] == [1000, 100000, 165535]
     assert docker_probe.outside("0 0 4294967295\n", 7) == 7
@@ -182,7 +184,7 @@ def test_numbers_of_users_outside_a_namespace() -> None:
         ('/a "b", c', ["type=bind", '"source=/a ""b"", c"', "target=/in", "readonly"]),
     ],
 )
-def test_mounts_are_quoted_where_they_must(source: str, fields: list[str]) -> None:
+def test_mount_source_is_quoted_if_needed(source: str, fields: list[str]) -> None:
     from toolchain.engine.docker import _mount  # noqa: PLC0415 - its one use
 
     assert _mount(Mount(Path(source), "/in")) == fields
