@@ -1,4 +1,4 @@
-"""A commit by git and the same commit as an archive, as a forge makes it: one tree, to the byte."""
+"""A commit that is fetched by git and as an archive of a forge: both give the same tree."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Path, str, str]]:
-    """A repository with all that an archive treats otherwise than a checkout; its commit, and a server's address."""
+    """Yield a repository whose archive and checkout differ by attributes, its commit, and the URL of its archive."""
     tree = tmp_path / "origin"
     (tree / "secret").mkdir(parents=True)
     (tree / "secret/key").write_text("left out\n")
@@ -77,12 +77,12 @@ def fetched(text: str, cache: Cache) -> Path:
     return fetch_source(locate("triton", parse_source_spec(text), cache=cache), cache=cache, offline=False).path
 
 
-def test_git_and_its_archive_end_in_one_tree(served: tuple[Path, str, str], tmp_path: Path) -> None:
+def test_commit_and_its_archive_have_the_same_tree(served: tuple[Path, str, str], tmp_path: Path) -> None:
     tree, commit, url = served
     by_git = fetched(f"file://{tree}@{commit}", Cache(tmp_path / "one"))
     by_archive = fetched(url, Cache(tmp_path / "two"))
     assert tree_digest(by_git, tmp_path / "stat 1") == tree_digest(by_archive, tmp_path / "stat 2")
-    # And it is the tree that was meant: what is left out is left out, and lines end as the attributes say.
+    # The tree also follows the attributes: ignored files are absent, and lines end as requested.
     assert not (by_git / "secret").exists()
     assert [path.name for path in (by_git / "notes").iterdir()] == ["b.md"]
     assert (by_git / "run.bat").read_bytes() == b"one\r\ntwo\r\n"
@@ -97,7 +97,7 @@ def test_git_and_its_archive_end_in_one_tree(served: tuple[Path, str, str], tmp_
 
 @pytest.fixture
 def on_record(served: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The commit, as if the data knew its archive."""
+    """Return the commit, and make its archive the only known one."""
     _, commit, url = served
     where, _, digest = url.partition("#sha256=")
     row = CommitArchive(commit=commit, url=where, sha256=digest, source="a test", tried=True)
@@ -107,7 +107,7 @@ def on_record(served: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch) ->
     return commit
 
 
-def test_an_archive_on_record_comes_by_its_commit(on_record: str, tmp_path: Path) -> None:
+def test_recorded_archive_is_fetched_by_its_commit(on_record: str, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     spec = parse_source_spec(f"archive:{on_record}")
     source = locate("llvm", spec, cache=cache)
@@ -116,7 +116,7 @@ def test_an_archive_on_record_comes_by_its_commit(on_record: str, tmp_path: Path
     assert (fetched(f"archive:{on_record}", cache) / "run.sh").exists()
 
 
-def test_its_file_is_that_commit_however_it_came(on_record: str, tmp_path: Path) -> None:
+def test_local_file_of_recorded_archive_has_its_commit(on_record: str, tmp_path: Path) -> None:
     (file,) = (tmp_path / "www").iterdir()
     renamed = tmp_path / "downloads" / "x.tar.gz"
     renamed.parent.mkdir()
@@ -129,7 +129,7 @@ def test_its_file_is_that_commit_however_it_came(on_record: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["archive:", "archive:1f126a6d", f"archive:{'a' * 40}", "archive:v3.7.1"])
-def test_a_commit_without_an_archive_on_record_is_refused_with_those_that_have_one(text: str) -> None:
+def test_commit_without_recorded_archive_is_refused_with_known_commits(text: str) -> None:
     with refused("archive-unknown") as caught:
         parse_source_spec(text)
     assert "1f126a6dea50d185c0781743a667390037ae88bd" in caught.value.why

@@ -1,4 +1,4 @@
-"""The bill of materials: valid, complete, the same each time."""
+"""The bill of materials: valid, complete and reproducible."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ TRITON = Record(
 
 
 def schema() -> Any:
-    """The official schema of SPDX 2.3, which a test dependency carries (it is the SPDX project's text, so not here)."""
+    """Return the official schema of SPDX 2.3 from a test dependency, because its text belongs to the SPDX project."""
     (path,) = [one for one in metadata.files("lib4sbom") or () if str(one).endswith("spdx/2.3-schema.json")]
     return json.loads(Path(str(path.locate())).read_text(encoding="utf-8"))
 
 
 def faults(document: dict[str, Any]) -> list[str]:
-    """What the SPDX project's own library says against a document: fields, licences, relations."""
+    """Return the errors that the SPDX project's library finds in a document: fields, licences, relations."""
     parser: Any = JsonLikeDictParser  # the library's types are not complete
     try:
         return [str(one.validation_message) for one in validate_full_spdx_document(parser().parse(document))]
@@ -94,7 +94,7 @@ def related(document: dict[str, Any], one: str) -> set[tuple[str, str]]:
     }
 
 
-def test_it_is_valid_and_lists_everything(stand: Stand) -> None:
+def test_spdx_document_is_valid_and_complete(stand: Stand) -> None:
     document = stand.sbom()
     check(document)
     files = {one["fileName"]: one for one in document["files"]}
@@ -116,7 +116,7 @@ def test_it_is_valid_and_lists_everything(stand: Stand) -> None:
     assert (patch["name"], patch["checksums"][0]["checksumValue"]) == ("fix it.patch", "c" * 64)
     apt = by_id(document, "SPDXRef-Package-deb-apt-3.0.3-amd64")
     assert apt["externalRefs"][0]["referenceLocator"] == "pkg:deb/debian/apt@3.0.3?arch=amd64&distro=debian-13"
-    # The base is not inside an image of one layer; it was there while that was built.
+    # The base is a build dependency, because an image of one layer does not contain it.
     assert ("BUILD_DEPENDENCY_OF", IMAGE) in related(document, apt["SPDXID"])
     assert SPDX.read(document).binaries == ()
 
@@ -130,8 +130,8 @@ def test_it_is_valid_and_lists_everything(stand: Stand) -> None:
         ("wheel-of-somebody", "pypi", "", ""),
     ],
 )
-def test_a_source_has_its_project_s_licence(tmp_path: Path, name: str, kind: Any, own: str, license_: str) -> None:
-    """Git, archives and checkouts bring none of their own."""
+def test_source_has_the_licence_of_its_project(tmp_path: Path, name: str, kind: Any, own: str, license_: str) -> None:
+    """Git, archives and checkouts state no licence themselves."""
     source = Source(
         name=name, kind=kind, where="x", version="", digest=f"sha256:{'1' * 64}", path=None, locked=True, license=own
     )
@@ -142,7 +142,7 @@ def test_a_source_has_its_project_s_licence(tmp_path: Path, name: str, kind: Any
 
 
 def conforming(document: dict[str, Any]) -> None:
-    """What the CycloneDX project's own validator says against a document, and what a schema cannot say."""
+    """Check a document with the CycloneDX project's validator, and its references, which a schema cannot check."""
     error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(canonical(document).decode())
     assert error is None, error
     refs = [row["bom-ref"] for row in document["components"]]
@@ -153,7 +153,7 @@ def conforming(document: dict[str, Any]) -> None:
         assert {row["ref"], *row.get("dependsOn", ())} <= set(refs)
 
 
-def test_cyclonedx_says_the_same_as_spdx(stand: Stand) -> None:
+def test_cyclonedx_document_matches_spdx(stand: Stand) -> None:
     document, spdx = stand.cyclonedx(), stand.sbom()
     conforming(document)
     assert document["serialNumber"] == f"urn:uuid:{uuid5(NAMESPACE_OID, stand.image_facts.record.input_digest)}"
@@ -175,11 +175,11 @@ def test_cyclonedx_says_the_same_as_spdx(stand: Stand) -> None:
     assert {"name": "toolchain:patch", "value": f"fix it.patch sha256:{'c' * 64}"} in llvm["properties"]
 
 
-# What scanners make of it
+# Interpretation by scanners
 
 
-def test_the_operating_system(stand: Stand) -> None:
-    """Trivy knows it by its id, and takes the packages that it contains for its own."""
+def test_operating_system_contains_its_packages(stand: Stand) -> None:
+    """Trivy recognizes the system by its id, and assigns the contained packages to the system."""
     document = stand.sbom()
     check(document)
     system = by_id(document, "SPDXRef-OperatingSystem-debian-13")
@@ -198,7 +198,7 @@ def test_the_operating_system(stand: Stand) -> None:
 
 
 def test_source_packages_are_named(stand: Stand) -> None:
-    """Debian's advisories are about source packages; Trivy reads the one field, Grype the other."""
+    """Debian's advisories name source packages. Trivy reads one of the two fields, and Grype reads the other."""
     known = Package("libc6", "2.41-12+deb13u1", "amd64", source="glibc 2.41-12+deb13u1")
     changed = replace(stand.image_facts, packages=with_sources(PACKAGES, [known]))
     document = bill(changed, stand.layout, stand.manifest)
@@ -228,7 +228,7 @@ def test_licences_are_spdx_expressions(stand: Stand) -> None:
     assert "hasExtractedLicensingInfos" not in stand.sbom()
 
 
-def test_what_syft_reads_and_so_grype(stand: Stand, tmp_path: Path) -> None:
+def test_syft_reads_packages_and_licences(stand: Stand, tmp_path: Path) -> None:
     known = Package("libc6", "2.41-12+deb13u1", "amd64", source="glibc 2.41-12+deb13u1")
     changed = replace(stand.image_facts, packages=with_sources(PACKAGES, [known]))
     (tmp_path / "sbom.json").write_bytes(canonical(bill(changed, stand.layout, stand.manifest)))
@@ -247,7 +247,7 @@ def test_what_syft_reads_and_so_grype(stand: Stand, tmp_path: Path) -> None:
     assert [one["spdxExpression"] for one in found["llvm"]["licenses"]] == ["Apache-2.0 WITH LLVM-exception"]
 
 
-def test_how_a_base_without_a_name_calls_itself() -> None:
+def test_os_release_and_dpkg_sources_are_parsed() -> None:
     assert parse_os_release('NAME="x"\nVERSION_ID="24.04"\nID=ubuntu\nVERSION_CODENAME=a') == "ubuntu24.04"
     assert parse_os_release("ID='rhel'\n") == "rhel"
     assert parse_os_release("") == ""
@@ -265,7 +265,7 @@ def test_the_same_image_has_the_same_document(tmp_path: Path) -> None:
     assert str(tmp_path) not in canonical(one.sbom()).decode()
 
 
-def test_prebuilt_things_are_named_with_why(tmp_path: Path) -> None:
+def test_prebuilt_binary_is_listed_with_its_permission(tmp_path: Path) -> None:
     inputs = {"stage": "kernels", "triton": TRITON.input_digest, "sources": []}
     kernels = image_facts(stage="kernels", image="kernels-debian13", inputs=inputs, binaries=["triton-wheel"])
     stand = Stand(
@@ -283,14 +283,14 @@ def test_prebuilt_things_are_named_with_why(tmp_path: Path) -> None:
     assert not any(one["SPDXID"].startswith("SPDXRef-Source-triton") for one in document["packages"])
 
 
-def test_a_wheel_in_the_image_is_contained(stand: Stand) -> None:
+def test_wheel_is_contained_in_its_image(stand: Stand) -> None:
     known = type(stand.image_facts)(record=TRITON, dependencies=(BASE,))
     document = bill(known, stand.layout, stand.manifest)
     check(document)
     assert related(document, "SPDXRef-Binary-triton-wheel") == {("CONTAINS", IMAGE)}
 
 
-def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
+def test_allowed_binary_files_of_source_tree_are_listed(tmp_path: Path) -> None:
     found = [
         {"path": "lib/a.bc", "what": "LLVM bitcode", "sha256": f"sha256:{'1' * 64}", "size": 9, "fate": "dropped"},
         {"path": "lib/b c.bc", "what": "LLVM bitcode", "sha256": f"sha256:{'2' * 64}", "size": 9,
@@ -321,14 +321,14 @@ def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
          "pkg:generic/x@ab", "NOASSERTION"),
     ],
 )  # fmt: skip
-def test_how_sources_are_named(row: dict[str, Any], purl: str, location: str) -> None:
+def test_source_has_purl_and_download_location(row: dict[str, Any], purl: str, location: str) -> None:
     of_all = {"repository": "", "digest": "sha256:ab", "license": "", "locked": True, "patches": []}
     found = origin(typed(RecordedSource, of_all | row))
     assert (found.purl, found.location) == (purl, location)
     assert PackageURL.from_string(purl).to_string() == purl
 
 
-def test_packages_of_bases() -> None:
+def test_packages_of_bases_are_parsed() -> None:
     text = (
         "Package: apt\nStatus: install ok installed\nArchitecture: amd64\nVersion: 3.0.3\n\n"
         "Package: gone\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n\n"

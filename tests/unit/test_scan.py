@@ -1,4 +1,4 @@
-"""sources.scan: binaries found by content, whatever they are called and however they are wrapped."""
+"""`sources.scan`: binaries are found by content, whatever their names and archives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tar_of(**members: bytes) -> bytes:
         (b"\x03\x02\x23\x07" + bytes(20), "SPIR-V"),
     ],
 )
-def test_by_content_under_a_harmless_name(tmp_path: Path, content: bytes, what: str) -> None:
+def test_binary_is_found_by_content(tmp_path: Path, content: bytes, what: str) -> None:
     (tmp_path / "deep").mkdir()
     path = tmp_path / "deep" / "notes.txt"
     path.write_bytes(content)
@@ -57,20 +57,20 @@ def test_by_content_under_a_harmless_name(tmp_path: Path, content: bytes, what: 
     "content",
     [b"", b"#!/bin/sh\n", b"MZ is how this text begins, with no NUL in it", b"BC is no bitcode", b"PK not a zip"],
 )
-def test_text_is_no_binary(tmp_path: Path, content: bytes) -> None:
+def test_text_is_not_a_binary(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "kernel.co").write_bytes(content)
     assert scan(tmp_path) == ()
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
-def test_inside_a_compressed_tar(tmp_path: Path, pack: object) -> None:
+def test_binary_inside_a_compressed_tar_is_found(tmp_path: Path, pack: object) -> None:
     assert callable(pack)
     (tmp_path / "data.bin").write_bytes(pack(tar_of(**{"a/readme": b"text", "a/ocml": BITCODE})))
     (found,) = scan(tmp_path)
     assert (found.path, found.what, found.file) == ("data.bin!a/ocml", "LLVM bitcode", "data.bin")
 
 
-def test_inside_a_zip_inside_a_zip(tmp_path: Path) -> None:
+def test_binary_inside_a_nested_zip_is_found(tmp_path: Path) -> None:
     inner = io.BytesIO()
     with zipfile.ZipFile(inner, "w") as archive:
         archive.writestr("k.hsaco", ELF)
@@ -81,18 +81,18 @@ def test_inside_a_zip_inside_a_zip(tmp_path: Path) -> None:
     assert found.path == "outer!x/inner!k.hsaco"
 
 
-def test_a_database_in_a_tar_xz_is_fine(tmp_path: Path) -> None:
+def test_database_inside_a_tar_xz_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "tuning.sqlite3.tar.xz").write_bytes(lzma.compress(tar_of(db=b"SQLite format 3\0" + bytes(100))))
     assert scan(tmp_path) == ()
 
 
-def test_a_container_that_cannot_be_read_is_not_waved_through(tmp_path: Path) -> None:
+def test_truncated_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.gz").write_bytes(gzip.compress(tar_of(a=ELF))[:60])
     with refused("scan-incomplete"):
         scan(tmp_path)
 
 
-def test_a_zip_whose_names_are_none_is_not_waved_through(tmp_path: Path) -> None:
+def test_zip_with_undecodable_names_is_refused(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("\u00e9", "text")
@@ -101,7 +101,7 @@ def test_a_zip_whose_names_are_none_is_not_waved_through(tmp_path: Path) -> None
         scan(tmp_path)
 
 
-def test_a_zip_with_a_password_is_not_waved_through(tmp_path: Path) -> None:
+def test_encrypted_zip_is_refused(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("a", "text")
@@ -113,16 +113,14 @@ def test_a_zip_with_a_password_is_not_waved_through(tmp_path: Path) -> None:
         scan(tmp_path)
 
 
-def test_an_archive_that_unpacks_to_too_much_is_not_waved_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_over_the_unpacked_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolchain.sources.scan._LIMIT", 1 << 20)
     (tmp_path / "bomb.tar.xz").write_bytes(lzma.compress(tar_of(a=bytes(2 << 20))))
     with refused("scan-incomplete"):
         scan(tmp_path)
 
 
-def test_git_and_links_do_not_count(tmp_path: Path) -> None:
+def test_git_folder_and_links_are_ignored(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "pack").write_bytes(ELF)
     (tmp_path / "link").symlink_to("/bin/sh")
@@ -139,7 +137,7 @@ def test_git_and_links_do_not_count(tmp_path: Path) -> None:
         lzma.compress(ELF, format=lzma.FORMAT_ALONE),
     ],
 )
-def test_what_nothing_here_unpacks_is_not_waved_through(tmp_path: Path, content: bytes) -> None:
+def test_unsupported_archive_format_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "data").write_bytes(content)
     (found,) = scan(tmp_path)
     assert found.what.endswith("not scanned")
@@ -152,7 +150,7 @@ def zipped(content: bytes) -> bytes:
     return out.getvalue()
 
 
-def test_an_archive_too_deep_in_archives_is_not_waved_through(tmp_path: Path) -> None:
+def test_too_deeply_nested_archive_is_reported(tmp_path: Path) -> None:
     content = ELF
     for _ in range(3):
         content = zipped(content)
@@ -165,7 +163,7 @@ def test_an_archive_too_deep_in_archives_is_not_waved_through(tmp_path: Path) ->
     }
 
 
-def test_inside_a_tar_of_the_oldest_form(tmp_path: Path) -> None:
+def test_binary_inside_a_v7_tar_is_found(tmp_path: Path) -> None:
     old = bytearray(tar_of(ocml=BITCODE))
     old[257:265] = bytes(8)
     old[148:156] = b" " * 8
@@ -175,8 +173,8 @@ def test_inside_a_tar_of_the_oldest_form(tmp_path: Path) -> None:
     assert found.path == "data!ocml"
 
 
-def test_a_zip_behind_something_else(tmp_path: Path) -> None:
-    """Python imports from such a file; it is found from its end."""
+def test_zip_after_other_data_is_scanned(tmp_path: Path) -> None:
+    """Python can import from such a file, because the directory of a zip is at its end."""
     (tmp_path / "run").write_bytes(b"#!/usr/bin/env python3\n" + zipped(ELF))
     (tmp_path / "inner").write_bytes(tar_of(run=b"#!/bin/sh\n" + zipped(BITCODE)))
     (tmp_path / "deep").write_bytes(zipped(zipped(zipped(b"#!/bin/sh\n" + zipped(ELF)))))
@@ -190,7 +188,7 @@ def test_a_zip_behind_something_else(tmp_path: Path) -> None:
     }
 
 
-def test_what_lies_behind_the_end_of_a_tar_is_not_waved_through(tmp_path: Path) -> None:
+def test_data_after_the_end_of_a_tar_is_reported(tmp_path: Path) -> None:
     whole = tar_of(a=b"text")
     (tmp_path / "two").write_bytes(whole + tar_of(b=ELF))
     (tmp_path / "garbage").write_bytes(whole[:1024] + b"\xff" * 512 + tar_of(b=ELF))
@@ -201,7 +199,7 @@ def test_what_lies_behind_the_end_of_a_tar_is_not_waved_through(tmp_path: Path) 
 
 @pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
 @pytest.mark.parametrize("hidden", [ELF, zipped(ELF), b"\0" * 8 + ELF])
-def test_what_lies_behind_a_compressed_stream_is_not_waved_through(
+def test_data_after_a_compressed_stream_is_reported(
     tmp_path: Path, pack: Callable[[bytes], bytes], hidden: bytes
 ) -> None:
     (tmp_path / "hidden").write_bytes(pack(b"text") + hidden)
@@ -218,7 +216,7 @@ def test_what_lies_behind_a_compressed_stream_is_not_waved_through(
         scan(tmp_path)
 
 
-def test_a_tar_member_of_unknown_kind_is_not_waved_through(tmp_path: Path) -> None:
+def test_tar_member_of_unknown_kind_is_reported(tmp_path: Path) -> None:
     odd = bytearray(tar_of(lib=ELF))
     odd[156:157] = b"Z"
     odd[148:156] = b" " * 8
@@ -229,7 +227,7 @@ def test_a_tar_member_of_unknown_kind_is_not_waved_through(tmp_path: Path) -> No
     ]
 
 
-def test_an_exclamation_mark_in_a_name_separates_nothing(tmp_path: Path) -> None:
+def test_exclamation_mark_in_a_name_is_not_a_separator(tmp_path: Path) -> None:
     (tmp_path / "a!b.so").write_bytes(ELF)
     (tmp_path / "c!d.tar").write_bytes(tar_of(e=ELF))
     found = scan(tmp_path)

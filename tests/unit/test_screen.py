@@ -1,4 +1,4 @@
-"""What is shown at 80 columns, and where colours are: nothing is cut off, and no colour is where no one wants one."""
+"""The screen: listings at several widths, and colours only on a terminal that supports and permits them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_TERMINAL = {"FORCE_COLOR", "NO_COLOR", "TERM", "COLUMNS", "GITHUB_ACTIONS", "
 
 
 def shown(*words: str) -> list[str]:
-    """The lines of a verb, without colours."""
+    """Return the output lines of a verb without colours."""
     done = CliRunner().invoke(app, list(words))
     console.err.cache_clear()
     assert done.exit_code == 0, done.output
@@ -54,7 +54,7 @@ def drawn(listing: Listing, width: int) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_a_listing_is_a_table_where_it_fits() -> None:
+def test_listing_is_a_table_if_it_fits() -> None:
     wide = drawn(LISTING, 100)
     assert wide == [
         "Things",
@@ -75,8 +75,8 @@ def test_a_listing_is_a_table_where_it_fits() -> None:
     assert max(map(len, drawn(LISTING, 20))) <= 20
 
 
-def test_what_goes_while_it_is_listed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build that ends removes its work folder meanwhile."""
+def test_folder_removed_during_the_survey_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that ends removes its work folder, possibly during a survey."""
     cache = Cache(tmp_path)
     cache.make()
     real = cache_usage._children
@@ -92,7 +92,7 @@ def test_what_goes_while_it_is_listed_is_no_error(tmp_path: Path, monkeypatch: p
 
 
 def on_a_terminal(words: tuple[str, ...], env: dict[str, str]) -> str:
-    """What a verb writes to a terminal of its own, both streams together."""
+    """Return the output of a verb on a new terminal, both streams together."""
     kept = {name: value for name, value in os.environ.items() if name not in NO_TERMINAL}
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (50, 80))
@@ -104,7 +104,7 @@ def on_a_terminal(words: tuple[str, ...], env: dict[str, str]) -> str:
     try:
         while piece := os.read(ours, 1 << 16):
             said += piece
-    except OSError:  # as Linux tells that the other end is closed
+    except OSError:  # Linux raises this when the other end is closed
         pass
     finally:
         os.close(ours)
@@ -120,7 +120,7 @@ VERBS = (("pins",), ("build", "nothing"))
 
 
 @pytest.mark.parametrize("words", VERBS, ids=" ".join)
-def test_colours_are_where_somebody_looks_and_nowhere_else(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_colours_require_a_capable_terminal_without_no_color(words: tuple[str, ...], tmp_path: Path) -> None:
     env = {"TOOLCHAIN_CACHE": str(tmp_path), "TERM": "xterm-256color"}
     assert colours(on_a_terminal(words, env))
     assert colours(on_a_terminal(words, {**env, "NO_COLOR": "1"})) == []

@@ -1,4 +1,4 @@
-"""Shell scripts are checked like all other code."""
+"""The shell scripts: their lint, and the decisions of ./test."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ TOP = Path(__file__).resolve().parents[2]
 
 
 def tracked() -> list[Path]:
-    """Every file of the repository."""
+    """Return the tracked files of the repository."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=TOP, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         pytest.skip("NOT A GIT CHECKOUT: what the repository holds is not checked")
     return [TOP / name for name in listed.stdout.split("\0") if name and (TOP / name).is_file()]
 
 
-def test_shell_scripts_are_clean() -> None:
+def test_shell_scripts_pass_shellcheck() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("SHELLCHECK IS NOT INSTALLED: no shell script is checked (apt-get install shellcheck)")
     scripts = [p for p in tracked() if p.suffix == ".sh" or p.read_bytes()[:9] == b"#!/bin/sh"]
@@ -34,7 +34,7 @@ def test_shell_scripts_are_clean() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_pip_is_told_to_look_no_further_than_a_lock() -> None:
+def test_pip_installs_locks_with_hashes_and_without_dependencies() -> None:
     places = [p for p in tracked() if p.suffix in {".sh", ".yml", ".md", ".py"} and p != Path(__file__)]
     said = [
         line
@@ -55,7 +55,7 @@ def programs(folder: Path, **scripts: str) -> dict[str, str]:
     return {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder), "TOOLCHAIN_CACHE": str(folder / "no/folder")}
 
 
-def test_too_little_disk_is_told_before_anything_is_installed(tmp_path: Path) -> None:
+def test_too_little_disk_is_refused_before_installation(tmp_path: Path) -> None:
     env = programs(
         tmp_path, **{"df": "echo; echo /dev/vda 9 9 14600000 9% /", "dpkg-query": "exit 1", "apt-get": "exit 1"}
     )
@@ -66,7 +66,7 @@ def test_too_little_disk_is_told_before_anything_is_installed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("event", "marks"), [("schedule", "not full"), ("push", "not full and not nightly")])
-def test_the_workflow_runs_all_nightly_tests_on_schedule_alone(tmp_path: Path, event: str, marks: str) -> None:
+def test_workflow_runs_nightly_tests_only_on_schedule(tmp_path: Path, event: str, marks: str) -> None:
     job = yaml.safe_load((TOP / ".github/workflows/test.yml").read_text())["jobs"]["test"]
     nightly = value_of(job["env"]["TOOLCHAIN_TEST_NIGHTLY"], Scope({"github": {"event_name": event}}))
     _, asked = run_tests(tmp_path, nightly=nightly)
@@ -99,7 +99,7 @@ def run_tests(venv: Path, *, nightly: str = "", fails: str = "") -> tuple[str, l
     return done.stdout, sorted((venv / "asked").read_text().splitlines())
 
 
-def test_the_lab_s_tests_run_again_unless_they_passed_with_the_same_files(tmp_path: Path) -> None:
+def test_passed_lab_tests_run_again_only_nightly_or_with_other_files(tmp_path: Path) -> None:
     def lab_ran(**how: str) -> tuple[bool, bool]:
         said, asked = run_tests(tmp_path, **how)
         return any("lab/tests" in call for call in asked), "NOT RUN" in said

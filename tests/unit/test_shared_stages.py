@@ -1,4 +1,4 @@
-"""What the kernel worker does once for several rules, with stages of the test's own."""
+"""The stages that the kernel worker shares between rules, with a fake compiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from toolchain.kernels.worker_process import Job, groups
 
 AOTRITON = Path(__file__).parents[2] / "aotriton"
-# Three stages: the first reads nothing, the others one launch option each; what each does is a line in a file.
+# The fake compiler has three stages: it reads no launch option, then num_warps, then all options.
+# The first two stages each append a line to a file.
 PROGRAM = """
 import dataclasses, json, os, signal, sys, time
 import shared_stages
@@ -65,7 +66,7 @@ except ChildProcessError:
 
 
 def run(tmp_path: Path, rules: list[dict[str, Any]]) -> tuple[list[Any], list[str]]:
-    """Answers, and what was done."""
+    """Return the answers, and the lines that the fake compiler appended to its file."""
     done = tmp_path / "done"
     done.touch()
     said = subprocess.run(
@@ -85,7 +86,7 @@ def rule(name: str, warps: int, stages: int, waves: int = 0, **more: Any) -> dic
     return {"id": name, "group": "one", "options": options, **more}
 
 
-def test_each_rule_has_its_own_values_and_what_comes_before_them_is_done_once(tmp_path: Path) -> None:
+def test_consecutive_rules_share_stages_before_their_first_difference(tmp_path: Path) -> None:
     rules = [rule("a", 4, 1), rule("b", 4, 2), rule("c", 4, 2, 3), rule("d", 8, 2), rule("e", 4, 1)]
     answers, done = run(tmp_path, rules)
 
@@ -97,7 +98,7 @@ def test_each_rule_has_its_own_values_and_what_comes_before_them_is_done_once(tm
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_a_compiler_that_dies_is_told_and_the_next_rule_starts_anew(tmp_path: Path, later: bool) -> None:
+def test_dead_compiler_is_reported_and_the_next_rule_succeeds(tmp_path: Path, later: bool) -> None:
     before = [rule("a", 4, 1)] if later else []
     answers, _ = run(tmp_path, [*before, rule("b", 8, 1, dies=True), rule("c", 8, 1)])
 
@@ -105,21 +106,21 @@ def test_a_compiler_that_dies_is_told_and_the_next_rule_starts_anew(tmp_path: Pa
     assert answers[-1]["id"] == "c"
 
 
-def test_a_waiting_process_that_was_killed_fails_no_later_rule(tmp_path: Path) -> None:
+def test_killed_waiting_process_fails_only_one_rule(tmp_path: Path) -> None:
     answers, _ = run(tmp_path, [rule("a", 4, 1), rule("b", 8, 1, kills=True), rule("c", 8, 1)])
 
     assert answers[1] == {"died": 9}
     assert answers[2]["id"] == "c"
 
 
-def test_a_rule_that_fails_keeps_no_other_from_its_values(tmp_path: Path) -> None:
+def test_failed_rule_does_not_affect_other_rules(tmp_path: Path) -> None:
     answers, _ = run(tmp_path, [rule("a", 4, 1, fails=True), rule("b", 4, 1), rule("c", 8, 1)])
 
     assert answers[0] == {"failed": True}
     assert [answer["warps"] for answer in answers[1:]] == [4, 8]
 
 
-def test_tasks_of_one_group_stay_together_in_shares() -> None:
+def test_tasks_are_grouped_by_kernel_and_files_up_to_a_maximum() -> None:
     tasks = [{"id": str(n), "kernel": "ab"[n > 4], "num_warps": n, "out": str(n)} for n in range(7)]
     jobs = [Job(task, "ab"[task["id"] == "6"], Path()) for task in tasks]
 

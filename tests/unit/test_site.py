@@ -1,4 +1,4 @@
-"""The site: pages are what the code says, links lead somewhere, nothing is of another host, its commands are run."""
+"""The site: generated pages are current, no page loads from another host, and the commands in blocks are run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LANGUAGES = {"sh", "text", "json", "yaml", "toml", "dockerfile", "python"}
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code: where, what it is in, the line above it, and its text."""
+    """A block of code: its page, number, language, title and text."""
 
     page: str
     number: int
@@ -45,12 +45,12 @@ class Block:
 
     @property
     def lines(self) -> list[str]:
-        """Its command lines; those that continue are joined."""
+        """Return the command lines of the block; continued lines are joined."""
         return self.text.replace("\\\n", " ").splitlines()
 
 
 def blocks(page: str, text: str) -> Iterator[Block]:
-    """Every block of a page."""
+    """Yield the blocks of a page."""
     for number, found in enumerate(_FENCE.finditer(text), 1):
         language, _, rest = found[2].partition(" ")
         title = re.fullmatch(r'title="([^"]+)"', rest.strip())
@@ -63,7 +63,7 @@ def of_page(page: str) -> list[Block]:
 
 
 def wrong(block: Block) -> str:
-    """What a block does not say; empty if all is well."""
+    """Return the fault of a block, or an empty string."""
     if block.language not in LANGUAGES:
         return f"{block.language!r} is no language of a block"
     if block.language != "sh":
@@ -85,10 +85,10 @@ def wrong(block: Block) -> str:
 
 
 def check_line(words: list[str]) -> None:
-    """Parse a call of the tool as the tool does; nothing is run.
+    """Parse a call of the tool as the tool does, without running it.
 
     Raises:
-        click.exceptions.UsageError: a verb, option or value that there is not.
+        click.exceptions.UsageError: an option or value is not valid.
     """
     known = commands()
     words = words[1:]
@@ -106,7 +106,7 @@ def check_line(words: list[str]) -> None:
 
 
 def calls(text: str) -> Iterator[list[str]]:
-    """Every call of the tool in lines of shell."""
+    """Yield the calls of the tool in shell lines."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True) if line.startswith(("toolchain ", ".venv/bin/toolchain ")) else []
         if words:
@@ -114,7 +114,7 @@ def calls(text: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_block_says_whether_it_is_run(page: str) -> None:
+def test_block_states_whether_a_test_runs_it(page: str) -> None:
     assert [f"{one.page}, block {one.number}: {why}" for one in of_page(page) if (why := wrong(one))] == []
 
 
@@ -131,7 +131,7 @@ def test_every_call_of_the_tool_can_be_parsed(page: str, monkeypatch: pytest.Mon
             check_line(words)
         except Exception as error:
             raise AssertionError(f"{shlex.join(words)}: {error}") from error
-    # Within sentences calls may lack arguments; their verbs and options there must be.
+    # A call within a sentence may lack arguments, but its verb and options must exist.
     known = commands()
     for one in re.findall(r"`toolchain ((?:[a-z]+ ?)+)([^`]*)`", _FENCE.sub("", text)):
         said = one[0].split()
@@ -141,11 +141,11 @@ def test_every_call_of_the_tool_can_be_parsed(page: str, monkeypatch: pytest.Mon
         assert set(re.findall(r"--[a-z-]+", one[1])) <= flags, one
 
 
-# The blocks that are run
+# Blocks that are run
 
 
 def checkout(folder: Path) -> None:
-    """What tells that a folder is a Triton checkout."""
+    """Write the files by which the tool recognizes a Triton checkout."""
     for name in ("cmake", "include", "lib", "python/triton", "third_party/amd", "third_party/nvidia"):
         (folder / name).mkdir(parents=True)
     (folder / "cmake/llvm-hash.txt").write_text("f6ded0be897e2878612dd903f7e8bb85448269e5\n")
@@ -159,7 +159,7 @@ EXECUTED = [page for page in PAGES if any(one.title.startswith(_RUN) for one in 
 
 
 @pytest.mark.parametrize("page", EXECUTED)
-def test_what_says_so_is_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_blocks_marked_as_run_succeed(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name.startswith("TOOLCHAIN_"):
             monkeypatch.delenv(name)
@@ -178,12 +178,12 @@ def test_what_says_so_is_run(page: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def run_block(one: Block) -> None:
-    """Run a block; calls of the tool alone without a process for each."""
+    """Run a block. A block that contains only calls of the tool is run in this process."""
     if all(line.startswith(("toolchain ", "#")) or not line.strip() for line in one.lines):
         for words in calls(one.text):
             done = CliRunner().invoke(app, words[1:])
             assert done.exit_code == 0, f"{shlex.join(words)}: {done.output}"
-            # `cache ls` of nothing and notes say nothing on standard output.
+            # The output includes standard error, because notes and `cache ls` of an empty cache write only there.
             assert done.output.strip(), shlex.join(words)
         return
     shell = subprocess.run(["sh", "-eu", "-c", one.text], capture_output=True, text=True, check=False, timeout=600)
@@ -193,7 +193,7 @@ def run_block(one: Block) -> None:
 # Pages
 
 
-def test_pages_and_pictures_are_what_code_and_data_say(tmp_path: Path) -> None:
+def test_generated_pages_and_pictures_are_current(tmp_path: Path) -> None:
     assert site_pages.stale() == [], "run python -m scripts.site_pages"
     shutil.copytree(DOCS, tmp_path / "docs")
     (tmp_path / "docs/costs.md").write_text("old")
@@ -218,7 +218,7 @@ def config() -> dict[str, Any]:
     return loaded
 
 
-def test_what_was_tried_has_its_figures() -> None:
+def test_tried_rows_name_existing_sections() -> None:
     assert [one["section"] for one in load("tried")["tried"] if one["section"] not in sections()] == []
     assert sum(page.stat().st_size for page in (DOCS / "measurements").iterdir()) < 45_000
     assert anchor("A part of gfx942") == "a-part-of-gfx942"
@@ -250,8 +250,5 @@ def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> Non
     assert [found[0] for path in pages for found in [taken.search(path.read_text(encoding="utf-8"))] if found] == []
 
 
-# Pictures
-
-
-def test_the_front_page_is_short() -> None:
+def test_readme_has_at_most_120_lines() -> None:
     assert len((TOP / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
