@@ -166,7 +166,7 @@ def refuse(error: Exception) -> Callable[..., None]:
 
 
 def printing(workspace: Workspace, *, tenths: int) -> None:
-    """Print a line in each tenth of a second, as a long build does."""
+    """Print a line every tenth of a second, as a long build does."""
     for _ in range(tenths):
         workspace.on_line("a package")
         time.sleep(0.1)
@@ -361,7 +361,7 @@ def test_base_built_by_another_call_meanwhile_is_reused(tmp_path: Path, run: Cal
 
     def plan() -> Planned:
         plans.append(1)
-        if len(plans) <= 2:  # the plan of all stages, and that of this stage before it has the lock
+        if len(plans) <= 2:  # planned with all stages, then alone before it has the lock
             return planned("base", inputs=None)
         recorded(Cache(tmp_path / "cache"), planned("base"))
         return planned("base")

@@ -62,7 +62,7 @@ def test_two_operators_satisfy_two_rebuilders(stand: Stand) -> None:
 
 @pytest.mark.parametrize("kind", ["manifest", "config"])
 def test_an_index_that_hides_an_image_behind_another_type_is_refused(stand: Stand, kind: str) -> None:
-    """A rebuild needs no signed index, and some programs select an entry of an index only by its platform."""
+    """Rebuilders do not sign the index, and some programs select an entry of an index only by its platform."""
     signer, layout = ed25519_signer(), stand.layout
     say(stand, signer)
     rows = ((ALICE, signer, "alice"),)

@@ -219,7 +219,7 @@ def test_registry_that_takes_fallback_tag_for_digest_has_no_referrers(layout: La
 def test_artifact_is_listed_again_after_a_concurrent_write(
     without_api: FakeRegistry, layout: Layout, subject: Descriptor
 ) -> None:
-    """Another client replaces the list after our write: our entry is lost, and the client adds it again."""
+    """Another client replaces the list after the tool's write; the tool notices the lost entry and adds it again."""
     mine, tag = about(layout, subject, "mine"), fallback_tag(subject.digest)
     other = about(layout, subject, "other").as_json()
     puts = []

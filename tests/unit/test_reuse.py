@@ -232,7 +232,7 @@ def test_missing_compressor_prevents_reuse_but_not_the_build(shelf: Shelf, monke
         shelf.take()
 
 
-def test_image_without_contract_check_is_taken_if_none_is_requested(tmp_path: Path) -> None:
+def test_unchecked_image_is_taken_if_the_contract_is_disabled(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, speak=False)
     unchecked(shelf)
     shelf.request = replace(shelf.request, contract=False)

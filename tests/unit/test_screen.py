@@ -23,7 +23,7 @@ from toolchain.core.cache import Cache
 from toolchain.pipeline import cache_usage
 
 ANSI = re.compile(r"\x1b\[([0-9;]*)m")
-# Foreground and background, plain, bright and of the larger palettes.
+# The codes of foreground and background colours: plain, bright and of the larger palettes.
 COLOUR = re.compile(r"(?:^|;)(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;|$)")
 NO_TERMINAL = {"FORCE_COLOR", "NO_COLOR", "TERM", "COLUMNS", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE"}
 
