@@ -183,7 +183,7 @@ def run_block(one: Block) -> None:
         for words in calls(one.text):
             done = CliRunner().invoke(app, words[1:])
             assert done.exit_code == 0, f"{shlex.join(words)}: {done.output}"
-            # The output includes standard error, because notes and `cache ls` of an empty cache write only there.
+            # `output` includes standard error, because notes are written there.
             assert done.output.strip(), shlex.join(words)
         return
     shell = subprocess.run(["sh", "-eu", "-c", one.text], capture_output=True, text=True, check=False, timeout=600)
