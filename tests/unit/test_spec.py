@@ -1,4 +1,4 @@
-"""Sources and bases by their names: read once, the same words again where they are written."""
+"""Tests of the parsers of sources and bases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize("text", WORDS)
-def test_what_was_typed_is_what_is_written(text: str) -> None:
+def test_source_spec_keeps_the_typed_text(text: str) -> None:
     spec = parse_source_spec(text, project="triton")
     assert str(spec) == text
     bare = SourceSpec(kind=spec.kind, where=spec.where, version=spec.version)
@@ -41,15 +41,15 @@ def test_what_was_typed_is_what_is_written(text: str) -> None:
     assert parse_source_spec(str(bare)) == spec, "and what the tool names by itself can be read again"
 
 
-def test_a_version_alone_is_that_of_the_project_it_stands_for(tmp_path: Path) -> None:
+def test_pypi_version_without_a_name_means_the_project(tmp_path: Path) -> None:
     request = make_request(cache=tmp_path, source=["triton=pypi:3.7.1", "flash-attn=pypi:2.8.3"])
     assert request.sources["triton"] == SourceSpec(kind="pypi", where="triton", version="3.7.1")
     assert request.sources["flash-attn"] == SourceSpec(kind="pypi", where="flash-attn", version="2.8.3")
 
 
 @pytest.mark.parametrize("text", ["https://example.test/r@main", "stored:x@sha256:1", "distro:a b", "git@host:r"])
-def test_what_is_no_source_is_refused_before_a_verb_begins(text: str, tmp_path: Path) -> None:
-    """Also where the verb asks for another stage: hours later is too late."""
+def test_malformed_source_is_refused_when_the_request_is_made(text: str, tmp_path: Path) -> None:
+    """The request checks the sources of all stages, because a failure in a later stage would cost hours."""
     with pytest.raises(SourceError):
         make_request(cache=tmp_path, source=[f"aotriton={text}"])
 
@@ -71,7 +71,7 @@ def test_what_is_no_source_is_refused_before_a_verb_begins(text: str, tmp_path: 
         ("pypi:triton==3 7", "'3 7'"),
     ],
 )
-def test_what_is_wrong_with_a_source_is_told(text: str, says: str) -> None:
+def test_source_error_names_the_fault(text: str, says: str) -> None:
     with pytest.raises(SourceError) as caught:
         parse_source_spec(text, project="triton")
     assert says in caught.value.why
@@ -87,19 +87,19 @@ def test_a_scheme_may_be_in_capitals() -> None:
     ("text", "write"),
     [("DISTRO:x", "distro:x"), ("PyPI:3.7.1", "pypi:3.7.1"), (f"https:/host/x@{SHA}", f"https://host/x@{SHA}")],
 )
-def test_what_is_nearly_a_source_is_no_path(text: str, write: str, tmp_path: Path) -> None:
+def test_misspelled_source_scheme_is_refused_with_the_correct_text(text: str, write: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         make_request(cache=tmp_path, source=[f"triton={text}"])
     assert caught.value.fix == f"write {write}"
 
 
 @pytest.mark.parametrize("text", ["oci:", "oci:dir@sha256:12", "oci:dir:no tag"])
-def test_what_is_no_base_is_refused_before_a_verb_begins(text: str, tmp_path: Path) -> None:
+def test_malformed_base_is_refused_when_the_request_is_made(text: str, tmp_path: Path) -> None:
     with refused("not-a-reference"):
         make_request(cache=tmp_path, base=text)
 
 
-def test_bases() -> None:
+def test_base_names_a_recipe_or_an_image() -> None:
     assert parse_base("debian13") == BaseRef(recipe="debian13")
     local = parse_base("oci:/a:b/")
     assert local.image is not None
@@ -116,12 +116,12 @@ def test_bases() -> None:
         ("llvm=/checkout", "llvm=/checkout"),
     ],
 )
-def test_a_path_in_a_file_is_what_the_reader_of_sources_takes_for_one(text: str, there: str) -> None:
+def test_only_a_relative_path_source_is_joined_to_the_folder_of_its_file(text: str, there: str) -> None:
     source = next(one for one in options() if one.field == "sources")
     assert source.below(Path("sub"), text) == there
 
 
-def test_a_locked_source_names_itself() -> None:
+def test_locked_source_converts_to_a_source_spec() -> None:
     def locked(kind: str, ref: str, **more: str) -> LockedSource:
         given = {"repository": kind, "digest": f"sha256:{HEX}", **more}
         return LockedSource(name="triton", kind=kind, ref=ref, **given)  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def test_a_locked_source_names_itself() -> None:
     where = "https://github.com/triton-lang/triton"
     assert locked("git", SHA, repository=where).spec == of_github("triton-lang/triton", SHA)
     assert str(locked("local", "local:mine").spec) == f"stored:mine@sha256:{HEX}"
-    for name in ("my llvm", "..", "_x", "a@b", "é"):  # whatever a checkout is called, a bundle's command names it
+    for name in ("my llvm", "..", "_x", "a@b", "é"):  # a bundle's command must name a checkout of any name
         spec = locked("local", f"local:{name}").spec
         assert parse_source_spec(str(spec)) == spec
     for ref in ("distro:llvm-toolchain-22=22.1.8", "pypi:triton==3.7.1"):

@@ -1,4 +1,4 @@
-"""It starts at once: what a call does not need is not loaded for it."""
+"""Tests that the tool starts quickly, because a call loads no module that it does not need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAVY = {
     "sqlite3", "urllib3",
 }  # fmt: skip
 IDLE = HEAVY | {"toolchain.request.model", "toolchain.pipeline.run", "toolchain.stages", "toolchain.oci"}
-# `plan` asks one module of the engine's room how many cores there are.
+# `plan` loads toolchain.engine.resources to count the cores, so it may not load these other modules.
 ENGINES = {f"toolchain.engine.{name}" for name in ("buildah", "docker", "isolation", "progress", "single", "storage")}
 _SHOW = """
 import atexit, sys
@@ -28,12 +28,12 @@ sys.argv = ["toolchain", *sys.argv[1:]]
 from toolchain.cli.app import main
 main()
 """
-# The LLVM of AOTriton 0.13b by name, so that no warning of how sure it is draws in what prints.
+# The LLVM of AOTriton 0.13b is given, because a warning that it is uncertain would load the modules that print.
 LLVM = "llvm=https://github.com/llvm/llvm-project@7f77ca0dbda4abbf9af06537b2c475f20ccd6007"
 
 
 def modules(folder: Path, *words: str) -> set[str]:
-    """What is loaded when the tool has ended."""
+    """Run the tool, and return the names of the modules that are loaded when it exits."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOOLCHAIN_")}
     done = subprocess.run(
         [sys.executable, "-c", _SHOW, *words],
@@ -61,14 +61,14 @@ def modules(folder: Path, *words: str) -> set[str]:
     ],
     ids=["version", "verbose-version", "help", "plan-json", "plan-aotriton"],
 )
-def test_what_is_not_needed_is_not_loaded(words: tuple[str, ...], absent: set[str], tmp_path: Path) -> None:
+def test_call_loads_no_module_that_it_does_not_need(words: tuple[str, ...], absent: set[str], tmp_path: Path) -> None:
     loaded = modules(tmp_path, *words)
     assert "toolchain.cli.app" in loaded
     assert absent & loaded == set()
 
 
-def test_every_verb_is_there_and_says_what_it_takes() -> None:
-    """The table names functions by text, so that they are not loaded; here all of them are."""
+def test_help_of_every_verb_shows_its_usage() -> None:
+    """The table of verbs names each function by a string, so a wrong name shows only when the verb is loaded."""
     for verb in all_verbs():
         said = CliRunner().invoke(app, [*verb.name.split(), "--help"], env={"COLUMNS": "200"})
         assert said.exit_code == 0, said.output

@@ -1,4 +1,4 @@
-"""The store: what is in it is whole, or it is not in it."""
+"""Tests of the store: each entry is complete or missing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def filler(content: str = "1", calls: list[Path] | None = None) -> Callable[[Pat
     return unpack
 
 
-def test_file(store: Store) -> None:
+def test_added_file_is_found_by_its_digest(store: Store) -> None:
     assert store.file(DIGEST) is None
     there = store.add_file(put(store), DIGEST)
     assert there.name == "x.whl"
@@ -81,7 +81,7 @@ def test_a_file_of_another_file_system_is_copied(store: Store, tmp_path: Path, m
     assert not path.exists()
 
 
-def test_wrong_file(store: Store) -> None:
+def test_file_with_another_digest_is_refused_and_removed(store: Store) -> None:
     path = put(store, b"other")
     with pytest.raises(DigestError) as caught:
         store.add_file(path, DIGEST)
@@ -100,7 +100,7 @@ def test_damaged_file_is_found_and_replaced(store: Store, said: list[str]) -> No
 
 
 @pytest.mark.parametrize("text", ["", "sha256:1", "../x", "md5:" + "a" * 32, "sha256:" + "A" * 64])
-def test_bad_digests(store: Store, text: str) -> None:
+def test_malformed_digest_is_refused(store: Store, text: str) -> None:
     with pytest.raises(DigestError):
         store.file(text)
     with pytest.raises(DigestError):
@@ -119,8 +119,8 @@ def test_tree_is_unpacked_once(store: Store) -> None:
     assert (info.files, info.bytes) == (1, 1)
 
 
-def test_what_git_keeps_is_in_no_tree(store: Store) -> None:
-    """No digest counts it, so a build that reads it would not be the one that the digest names."""
+def test_git_entries_are_removed_from_a_tree(store: Store) -> None:
+    """The digest of a tree ignores `.git`, so a build that read it would not be determined by the digest."""
 
     def unpack(dest: Path) -> None:
         filler()(dest)
@@ -134,7 +134,7 @@ def test_what_git_keeps_is_in_no_tree(store: Store) -> None:
     assert sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*")) == ["d", "d/f", "d/sub"]
 
 
-def test_parts_and_repositories_are_apart(store: Store) -> None:
+def test_parts_and_repositories_have_separate_trees(store: Store) -> None:
     paths = {
         store.tree(DIGEST, filler()),
         store.tree(DIGEST, filler(), part="a"),
@@ -144,7 +144,7 @@ def test_parts_and_repositories_are_apart(store: Store) -> None:
     assert len(paths) == 4
 
 
-def test_failure_leaves_nothing(store: Store) -> None:
+def test_failed_unpack_leaves_no_tree(store: Store) -> None:
     def unpack(dest: Path) -> None:
         filler()(dest)
         raise SourceError("test-error", "no")
@@ -156,7 +156,7 @@ def test_failure_leaves_nothing(store: Store) -> None:
         store.tree(DIGEST, lambda _dest: None)
 
 
-def test_half_tree_of_a_killed_run_is_not_used(store: Store) -> None:
+def test_partial_tree_of_a_killed_run_is_removed(store: Store) -> None:
     code = (
         "import os, sys; from pathlib import Path; from toolchain.sources.store import Store\n"
         "def unpack(d):\n (d / 'half').touch(); os.kill(os.getpid(), 9)\n"
@@ -193,7 +193,7 @@ def test_tampered_tree_is_unpacked_again(store: Store, said: list[str], harm: st
     assert file.read_text() == "1"
 
 
-def test_two_at_once_unpack_once(store: Store) -> None:
+def test_concurrent_calls_unpack_a_tree_once(store: Store) -> None:
     calls: list[Path] = []
     gate = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Standard output that no one reads, that is full, or that is closed."""
+"""Tests of a standard output that is full, closed, or a pipe without a reader."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def shell(script: str, words: list[str], folder: Path) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_a_reader_that_has_gone_is_no_error(words: list[str], tmp_path: Path) -> None:
-    """It ends as `yes | true` does: silently, and by SIGPIPE."""
+def test_closed_pipe_ends_the_command_by_sigpipe(words: list[str], tmp_path: Path) -> None:
+    """The command ends silently, as `yes` does in `yes | true`."""
     done = shell('("$@"; echo "$?" >status) | true', words, tmp_path)
     assert done.stderr == ""
     assert int((tmp_path / "status").read_text()) == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_a_full_disk_behind_standard_output_is_told(words: list[str], tmp_path: Path) -> None:
+def test_full_standard_output_is_an_error(words: list[str], tmp_path: Path) -> None:
     done = shell('"$@" >/dev/full', words, tmp_path)
     assert done.returncode == 9
     assert "[output-incomplete]" in done.stderr
@@ -42,13 +42,13 @@ def test_a_full_disk_behind_standard_output_is_told(words: list[str], tmp_path: 
 
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_a_closed_standard_output_is_silence(words: list[str], tmp_path: Path) -> None:
+def test_closed_standard_output_is_no_error(words: list[str], tmp_path: Path) -> None:
     done = shell('"$@" >&-', words, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_is_closed_gets_no_file_of_the_tool(tmp_path: Path) -> None:
-    """The next file that is opened would have the number of standard output, and be written over."""
+def test_closed_standard_output_does_not_become_a_file_of_the_tool(tmp_path: Path) -> None:
+    """The next file that is opened could get descriptor 1, and the output of the tool would overwrite it."""
     words = ["lock", "base", "--open-base", "--cache", str(tmp_path / "cache")]
     done = shell('"$@" >&- 2>&- <&-', words, tmp_path)
     assert done.returncode == 0
@@ -57,7 +57,7 @@ def test_what_is_closed_gets_no_file_of_the_tool(tmp_path: Path) -> None:
     assert "written" not in text, "what the verb says of the file that it wrote is not in it"
 
 
-def test_a_reader_of_errors_that_has_gone(tmp_path: Path) -> None:
+def test_closed_pipe_for_errors_ends_the_command_by_sigpipe(tmp_path: Path) -> None:
     done = shell('("$@" 2>&1; echo "$?" >status) | true', ["plan", "nothing"], tmp_path)
     assert done.stderr == ""
     assert int((tmp_path / "status").read_text()) == 128 + signal.SIGPIPE
@@ -65,13 +65,13 @@ def test_a_reader_of_errors_that_has_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", ["99999999999999999999", "x", "-5", "0"])
-def test_a_width_that_no_terminal_has(width: str, tmp_path: Path) -> None:
+def test_impossible_terminal_width_does_not_break_help(width: str, tmp_path: Path) -> None:
     done = shell(f'COLUMNS={width} "$@"', ["--help"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage" in done.stdout
 
 
-def test_what_an_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+def test_characters_outside_the_encoding_are_escaped(tmp_path: Path) -> None:
     done = shell(
         'PYTHONIOENCODING=ascii PYTHONUTF8=0 "$@"', ["plan", "llvm", "--source", "llvm=é😀", "--json"], tmp_path
     )

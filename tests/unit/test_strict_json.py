@@ -1,4 +1,4 @@
-"""JSON that two programs could read differently is refused, by the only reader that there is."""
+"""Tests of the strict JSON reader, which refuses text that two programs could read differently."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_plain_json_is_read(value: Any) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_what_programs_read_differently_is_refused(text: str) -> None:
+def test_ambiguous_json_is_refused(text: str) -> None:
     with pytest.raises(DocumentError, match="FILE: "):
         strict_json.read(text, "FILE")
 
@@ -48,13 +48,13 @@ def test_what_programs_read_differently_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"{} {}", b"\xef\xbb\xbf{}", '{"a": 1}'.encode("utf-16"), b'"\xff"', b"9" * 5000]
 )
-def test_what_is_no_json_in_utf_8_is_no_document_at_all(content: bytes) -> None:
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - whoever asks catches all of them alike
+def test_invalid_json_or_utf_8_raises_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - callers catch every ValueError
         strict_json.read(content)
     assert not isinstance(error.value, DocumentError)
 
 
-def test_a_document_that_is_too_large_is_not_read() -> None:
+def test_document_above_the_limit_is_refused() -> None:
     assert strict_json.read("[1, 2]", limit=6) == [1, 2]
     with refused("json-too-large"):
         strict_json.read(b"[1, 2]", limit=5)
@@ -64,7 +64,7 @@ def test_a_document_that_is_too_large_is_not_read() -> None:
     ("keys", "value"),
     [
         (MANIFEST_KEYS, {"manifests": [], "Manifests": []}),
-        (MANIFEST_KEYS, {"manife\u017fts": []}),  # Go folds the long s too
+        (MANIFEST_KEYS, {"manife\u017fts": []}),  # Go also folds the long s
         (MANIFEST_KEYS, {"mani": 1, "MANI": 1}),
         (MANIFEST_KEYS, {"manifests": [{"digest": DIGEST, "Digest": DIGEST}]}),
         (MANIFEST_KEYS, {"manifests": [{"platform": {"OS": "linux"}}]}),
@@ -84,7 +84,7 @@ def test_a_key_in_another_case_is_refused(keys: Keys, value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"annotations": {"a": "1", "A": "2", "Digest": "3"}},  # these are free to choose
+        {"annotations": {"a": "1", "A": "2", "Digest": "3"}},  # the keys of annotations are arbitrary
         {"manifests": [{"annotations": {"Size": "1"}, "platform": {"os": "linux", "os.version": "1"}}]},
         {"x-of-others": {"Size": 1, "size": 2}},
     ],
@@ -95,6 +95,6 @@ def test_a_key_that_no_program_folds_is_read(value: Any) -> None:
 
 
 def test_a_document_of_millions_of_empty_values_is_refused() -> None:
-    """Each takes two bytes, and some hundred bytes of memory."""
+    """An empty array is two bytes of text, but takes more than fifty bytes of memory."""
     with refused("json-too-many-values"):
         strict_json.read(b"[" + b"[]," * 3_000_000 + b"1]")

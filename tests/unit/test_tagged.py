@@ -1,4 +1,4 @@
-"""What is said about an image and is under tags where cosign looks."""
+"""Tests of the signatures and attestations under the tags that cosign reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mine(stand: Stand) -> Tagged:
     return Tagged(stand.index.digest, "sig", (signature(stand),))
 
 
-def test_the_payload_is_what_cosign_signs() -> None:
+def test_signature_payload_equals_that_of_cosign() -> None:
     digest = f"sha256:{'1' * 64}"
     assert cosign.payload("h.example:5000/ns/thing", digest) == (
         b'{"critical":{"identity":{"docker-reference":"h.example:5000/ns/thing"},'
@@ -54,7 +54,7 @@ def test_the_payload_is_what_cosign_signs() -> None:
     )
 
 
-def test_what_lies_under_the_tags(stand: Stand) -> None:
+def test_tags_hold_signatures_and_attestations(stand: Stand) -> None:
     with fake_registry() as server, connection(server) as registry:
         ref = RegistryRef(server.host, "ns/thing")
         done, again = (
@@ -91,7 +91,7 @@ def _artifacts(server: FakeRegistry) -> list[tuple[str, bytes]]:
     return [one for one in server.manifests.values() if b'"subject"' in one[1]]
 
 
-def test_what_others_signed_stays(stand: Stand) -> None:
+def test_foreign_signature_is_kept(stand: Stand) -> None:
     with fake_registry() as server, connection(server) as registry:
         ref, tag = RegistryRef(server.host, "x"), about_tag(stand.index.digest, "sig")
         foreign: dict[str, Any] = {
@@ -110,8 +110,8 @@ def test_what_others_signed_stays(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_what_a_stranger_says_of_the_whole_tag_is_not_published_again(stand: Stand, *, folder: bool) -> None:
-    """Their layers stay. A subject would have our signatures listed as what is said about another image."""
+def test_foreign_keys_of_a_signature_manifest_are_dropped(stand: Stand, *, folder: bool) -> None:
+    """The foreign layers are kept. A foreign subject would list our signatures as referrers of another image."""
     tag = about_tag(stand.index.digest, "sig")
     foreign = signature(stand, ed25519_signer()).as_json()
     value = {
@@ -154,7 +154,7 @@ def test_an_image_under_that_tag_is_not_written_over(stand: Stand, index: bool) 
         ("toolchain.publish.attestations.LARGEST", "json-too-large"),
     ],
 )
-def test_an_sbom_that_nobody_could_verify_is_not_attached(
+def test_sbom_above_the_limits_of_verify_is_not_attached(
     stand: Stand, limit: str, id: str, signed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {path.name for path in stand.layout.root.rglob("*")}
@@ -167,7 +167,7 @@ def test_an_sbom_that_nobody_could_verify_is_not_attached(
     assert {path.name for path in stand.layout.root.rglob("*")} == before
 
 
-def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:
+def test_evidence_in_a_layout_is_tagged_and_repaired(stand: Stand, tmp_path: Path) -> None:
     attach_evidence(
         stand.image_facts, stand.layout, stand.manifest, stand.index, stand.ref, signer=stand.signer, scratch=stand.work
     )
@@ -180,7 +180,7 @@ def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:
     (layer,) = layout.children(layout.resolve(tag))[1:]
     named = json.loads(layout.blob(layer.digest).read_bytes())["critical"]["identity"]["docker-reference"]
     assert named == stand.image_facts.record.image, "a folder's path means nothing elsewhere"
-    # What decayed is written again.
+    # A damaged manifest and a damaged blob are written again.
     layout.blob(layout.resolve(tag).digest).write_bytes(b"x")
     layout.blob(layer.digest).write_bytes(b"x")
     attach_evidence(
@@ -195,7 +195,7 @@ def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:
 KINDS: tuple[Any, ...] = ("sig", "att")
 
 
-def test_an_image_with_such_a_name_is_an_image(stand: Stand) -> None:
+def test_image_with_the_name_of_a_signature_tag_is_listed(stand: Stand) -> None:
     name = about_tag(stand.index.digest, "sig")
     other = write_index(stand.layout, [small_image(stand.layout, stand.work, files={"usr/lib64/thing/a": b"b"})])
     stand.layout.tag(other, name)
@@ -204,8 +204,8 @@ def test_an_image_with_such_a_name_is_an_image(stand: Stand) -> None:
     assert set(stand.layout.images()) == {"thing", name}
 
 
-def test_a_provenance_never_lies_in_a_bundle_alone(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who finds one bundle looks at nothing else: wherever publishing breaks off, the SBOM is there before it."""
+def test_provenance_bundle_is_published_after_the_sbom_bundle(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of bundles ignores other formats, so an interrupted publication must not lack the SBOM bundle."""
     signer, real = replace(stand.signer, bundles=True), Registry.put_manifest
     seen = []
     for room in range(15):

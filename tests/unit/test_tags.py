@@ -1,4 +1,4 @@
-"""Triton at a commit and at a tag, from a git server on loopback that stands in for upstream's by --mirror."""
+"""Tests of Triton at a commit and at a tag, from a git server on loopback that --mirror puts in place of upstream."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Place:
         return done.exit_code, value, done.stderr
 
     def move(self, **changes: str) -> str:
-        """Upstream's tag v3.6.0 goes elsewhere."""
+        """Move the upstream tag v3.6.0 to a new commit, and return that commit."""
         (self.repository / "setup.py").write_text("# moved\n")
         return triton_repository(self.repository, **{"version": "3.6.0", "llvm": LLVM, "tag": "v3.6.0", **changes})
 
@@ -77,12 +77,12 @@ def triton_of(value: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def no_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The index's files are another test's."""
+    """Replace the download from PyPI, which other tests cover."""
     monkeypatch.setattr("toolchain.sources.resolve.fetch_pypi", lambda *_, **__: tmp_path / "wheel")
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_a_tag_is_resolved_when_it_is_fetched_and_told(place: Place) -> None:
+def test_tag_is_resolved_by_fetch_and_not_by_plan(place: Place) -> None:
     words = ("triton", "--triton", "3.6.0", "--json")
     code, before, _ = place.call("plan", *words)
     assert code == 0
@@ -106,7 +106,7 @@ def test_a_tag_is_resolved_when_it_is_fetched_and_told(place: Place) -> None:
     assert after["stages"][-1]["image"] == f"triton-{place.commit[:8]}-debian13"
 
 
-def test_the_llvm_of_an_unknown_commit_is_read_from_its_tree_once_that_is_here(place: Place) -> None:
+def test_llvm_of_an_unknown_commit_is_read_from_the_fetched_tree(place: Place) -> None:
     words = ("llvm", "--triton", place.commit, "--json")
     place = replace(place, options=())
 
@@ -120,7 +120,7 @@ def test_the_llvm_of_an_unknown_commit_is_read_from_its_tree_once_that_is_here(p
     assert "prefix" not in before["stages"][-1]
     code, _, said = place.call("fetch", *words, "--offline")
     assert (code, place.asked) == (18, []), said
-    # `fetch` brings the tree first; LLVM itself, which it names, is not served here.
+    # `fetch` gets the tree of Triton first; no server has the LLVM that the tree names.
     absent = f"https://github.com/llvm/={place.mirror.partition('=')[2]}absent/"
     code, _, said = place.call("fetch", *words, "--mirror", place.mirror, "--mirror", absent)
     assert code in {5, 18}, said
@@ -146,18 +146,20 @@ def test_a_tag_that_moved_since_the_lock_is_refused(place: Place, cache: str) ->
         assert code == 21, said
         assert place.commit in said
         assert now in said
-    # What is locked is planned as ever, and offline no one is asked.
+    # `plan` still uses the locked commit, and an offline `fetch` does not check the tag.
     code, planned, _ = place.call("plan", *words, "--locked", "--json", cache="a third")
     assert (code, triton_of(planned)["ref"]) == (0, place.commit)
     assert place.call("fetch", *words, "--locked", "--offline", cache=cache)[0] == 0
-    # Without the lock the tag is what it is now, and that is reported.
+    # Without --locked, the tag resolves to the new commit, which is printed.
     code, fetched, said = place.call("fetch", *words, "--json", cache=cache)
     assert (code, triton_of(fetched)["ref"]) == (0, now)
     assert now in said
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_a_server_that_is_silent_stops_only_what_is_not_here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_stops_only_a_fetch_of_missing_sources(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("fetch", "triton", "--triton", "3.6.0")
     assert place.call(*words)[0] == 0
     place.mirror = f"{UPSTREAM}=http://127.0.0.1:9/triton"
@@ -168,7 +170,7 @@ def test_a_server_that_is_silent_stops_only_what_is_not_here(place: Place, monke
     assert place.call(*words, "--offline", cache="empty")[0] == 18
 
 
-def test_a_tag_that_upstream_lacks(place: Place) -> None:
+def test_tag_missing_upstream_is_an_error(place: Place) -> None:
     code, _, said = place.call("fetch", "triton", "--triton", "3.5.0")
     assert code == 5
     assert "[tag-not-found]" in said
@@ -176,12 +178,12 @@ def test_a_tag_that_upstream_lacks(place: Place) -> None:
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_another_llvm_than_the_one_on_record_stops_before_llvm_is_built(
+def test_llvm_pin_unlike_the_release_row_stops_the_build_before_any_stage(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row's LLVM is held against the tree's own pin; that is reported before the first stage is begun."""
+    """The build compares the LLVM of the release row with the pin in the tree of Triton."""
     now = place.move(llvm=OTHER)
-    place.options = ()  # no LLVM is named: the row names it
+    place.options = ()  # no LLVM is given, so the release row names it
     monkeypatch.setattr("toolchain.pipeline.run._ready", lambda *_: None)
     begun: list[str] = []
     monkeypatch.setattr("toolchain.pipeline.run._build_stages", lambda *_: begun.append("x"))
@@ -191,11 +193,11 @@ def test_another_llvm_than_the_one_on_record_stops_before_llvm_is_built(
     assert LLVM in said
     assert "[pin-differs]" in said
     assert str(OTHER) in said
-    # With an LLVM of one's own there is nothing to hold it against.
+    # The LLVM of a request is not compared with the pin.
     llvm = f"llvm=https://github.com/triton-lang/llvm-project@{OTHER}"
     code, planned, _ = place.call("plan", "triton", "--triton", "3.6.0", "--source", llvm, "--json")
     assert (code, triton_of(planned)["ref"]) == (0, now)
-    # A commit that calls itself another version is not the one that was requested.
+    # A commit whose tree has another version than the requested one is refused.
     place.move(version="3.5.9")
     head = git(place.repository, "rev-parse", "HEAD")
     named = ("--source", f"triton={UPSTREAM}@{head}", "--triton", "3.6.0")
@@ -204,7 +206,7 @@ def test_another_llvm_than_the_one_on_record_stops_before_llvm_is_built(
     assert "3.5.9" in said
 
 
-def test_mirrors_replace_whole_parts_of_an_address_the_longest_first() -> None:
+def test_mirrors_replace_whole_url_segments_longest_first() -> None:
     mirrors = parse_mirrors(
         ["https://github.com=https://git.example/gh", f"{UPSTREAM}=file:///srv/triton.git", "https://a.example/x/=/m/"]
     )

@@ -1,4 +1,4 @@
-"""toolchain.core.tar_headers: each header is looked at, whichever of its methods Python's tarfile calls."""
+"""Tests that `CheckedHeader.look` sees each header, whichever method Python's tarfile calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolchain.sources.spec import of_folder
 
 
 def fresh() -> ModuleType:
-    """The module as a new process would load it."""
+    """Return the module as a new process would load it."""
     spec = importlib.util.find_spec("toolchain.core.tar_headers")
     assert spec is not None
     assert spec.loader is not None
@@ -34,9 +34,9 @@ def fresh() -> ModuleType:
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """tarfile as in the security releases: headers are read behind `frombuf`."""
+    """Make tarfile read headers by `_frombuf`, as the security releases of Python do."""
     if hasattr(tarfile.TarInfo, "_frombuf"):
-        return monkeypatch  # this Python is one of them
+        return monkeypatch  # this Python is such a release
     original: Any = tarfile.TarInfo.frombuf.__func__  # type: ignore[attr-defined]
 
     def behind(cls: Any, buf: bytes, encoding: str, errors: str, *, dircheck: bool = True) -> Any:
@@ -65,7 +65,7 @@ def an_archive() -> io.BytesIO:
 
 
 def seen_by(module: ModuleType) -> list[str]:
-    """The kinds of the headers that were looked at, `end` for the mark."""
+    """Return the kinds of the headers that `look` saw; `end` is the end mark."""
     kinds: list[str] = []
 
     class Header(module.CheckedHeader):  # type: ignore[name-defined, misc]
@@ -84,20 +84,20 @@ def test_each_header_is_seen_once() -> None:
     assert seen_by(tar_headers) == ["x", "0", "0", "end"]
 
 
-def test_also_by_a_tarfile_that_reads_them_behind(patched: pytest.MonkeyPatch) -> None:
+def test_each_header_is_seen_once_where_tarfile_calls_the_private_method(patched: pytest.MonkeyPatch) -> None:
     module = fresh()
     module.require()
     assert seen_by(module) == ["x", "0", "0", "end"]
 
 
-def test_a_tarfile_that_shows_no_header_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tarfile_that_bypasses_look_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = fresh()
     monkeypatch.setattr(module, "CheckedHeader", tarfile.TarInfo)
     with refused("tar-reader-unknown"):
         module.require()
 
 
-def test_thousands_of_extended_headers_are_damage_and_no_traceback(tmp_path: Path) -> None:
+def test_archive_of_nested_extended_headers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     path.write_bytes(nested_headers())
     path.with_suffix(".json").write_text(json.dumps({"kernels": [["add", "a" * 64]], "about": {}}))

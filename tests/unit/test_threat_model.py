@@ -1,4 +1,4 @@
-"""Each line of the threat model has tests."""
+"""Tests that each line of the threat model has tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 PAGE = TOP / "docs" / "threat-model.md"
-# By line, as FILE::TEST.
+# The tests of each line of the page, as FILE::TEST.
 HELD = {
     "T1": ("tests/integration/test_isolation.py::test_a_hostile_source_gets_nothing",
            "tests/integration/test_isolation.py::test_nothing_gets_out_and_that_is_remembered",
@@ -69,7 +69,7 @@ HELD = {
 }  # fmt: skip
 
 
-def test_every_line_is_held_by_tests_that_are_there() -> None:
+def test_every_line_of_the_page_has_existing_tests() -> None:
     lines = re.findall(r"^\| (T[0-9]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert lines == list(HELD), "each line of the page has its tests here, in the same order"
     there: dict[str, set[str]] = {}
@@ -86,7 +86,7 @@ def test_every_line_is_held_by_tests_that_are_there() -> None:
     assert all(HELD.values())
 
 
-def test_the_files_that_the_page_names_are_there() -> None:
+def test_page_names_only_existing_test_files() -> None:
     named = set(re.findall(r"`(tests/[a-z_/]+\.py)`", PAGE.read_text(encoding="utf-8")))
     assert named
     assert [name for name in named if not (TOP / name).is_file()] == []

@@ -1,4 +1,4 @@
-"""Requests to a registry: who gets to see the login."""
+"""Tests that the login for a registry is not sent to another server, and is not printed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIGEST = f"sha256:{'a' * 64}"
 
 
 class Server(ThreadingHTTPServer):
-    """Sends every request elsewhere, or answers 401 and asks for the login at `realm`."""
+    """A server that redirects each request to `elsewhere`, or answers 401 with `realm` as the token service."""
 
     daemon_threads = True
 
@@ -35,12 +35,12 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """See `Server`."""
+    """The request handler of `Server`."""
 
     server: Server
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Quiet."""
+        """Print nothing."""
 
     def do_GET(self) -> None:
         self.server.seen.append((self.path, self.headers.get("Authorization", "")))
@@ -77,7 +77,7 @@ def serving(server: Server) -> Iterator[Server]:
 
 
 def test_a_store_elsewhere_cannot_ask_for_the_login(tmp_path: Path) -> None:
-    """The registry sends us to a store for the blob; the store says that the login belongs to a place of its own."""
+    """The registry redirects the request to a store, and the store names itself as the token service."""
     with serving(Server("127.0.0.1")) as registry, serving(Server("localhost")) as store:
         registry.elsewhere = f"http://{store.address}/blob"
         store.realm = f"http://{store.address}/token"
@@ -92,8 +92,8 @@ def test_a_store_elsewhere_cannot_ask_for_the_login(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["denied: {}", '{{"errors": [{{"code": "DENIED", "message": "denied: {}"}}]}}'])
-def test_what_a_registry_says_back_shows_no_secret(tmp_path: Path, form: str) -> None:
-    """Neither the password of the login nor a token that is longer than what is shown."""
+def test_error_with_the_answer_of_a_registry_shows_no_secret(tmp_path: Path, form: str) -> None:
+    """The answer repeats the password of the login, and a token that is longer than the excerpt in the error."""
     token = "Tabc" + "abc123" * 200
     with serving(Server("127.0.0.1")) as registry:
         registry.realm, registry.token = f"http://{registry.address}/token", token

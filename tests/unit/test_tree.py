@@ -1,4 +1,4 @@
-"""Digests of trees: what counts, what does not, and when the stat cache may be believed."""
+"""Tests of the digests of trees and of the stat cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make(top: Path) -> Path:
 
 
 def grow_old() -> None:
-    """Let the files become old enough to be remembered; the fixture below makes that short."""
+    """Wait until the files are old enough for the stat cache; the fixture below shortens that age."""
     time.sleep(0.05)
 
 
@@ -34,7 +34,7 @@ def _short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_module, "_RACY_NS", 20_000_000)
 
 
-def test_place_time_owner_and_git_do_not_count(tmp_path: Path) -> None:
+def test_digest_ignores_path_mtime_read_permission_and_git(tmp_path: Path) -> None:
     one, two = make(tmp_path / "one"), make(tmp_path / "two")
     (two / ".git").mkdir()
     (two / ".git" / "HEAD").write_text("x")
@@ -44,7 +44,7 @@ def test_place_time_owner_and_git_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["content", "name", "x", "target", "link for file", "empty folder", "more", "less"])
-def test_everything_else_counts(tmp_path: Path, change: str) -> None:
+def test_digest_covers_content_names_x_bits_links_and_folders(tmp_path: Path, change: str) -> None:
     top = make(tmp_path / "t")
     before = tree_digest(top)
     match change:
@@ -69,7 +69,7 @@ def test_everything_else_counts(tmp_path: Path, change: str) -> None:
     assert tree_digest(top) != before
 
 
-def test_names_cannot_run_into_each_other(tmp_path: Path) -> None:
+def test_digest_separates_adjacent_names(tmp_path: Path) -> None:
     for name, content in (("one", {"a": "", "b": ""}), ("two", {"ab": ""})):
         (tmp_path / name).mkdir()
         for file, text in content.items():
@@ -77,7 +77,7 @@ def test_names_cannot_run_into_each_other(tmp_path: Path) -> None:
     assert tree_digest(tmp_path / "one") != tree_digest(tmp_path / "two")
 
 
-def test_stat_cache_saves_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stat_cache_avoids_reading_unchanged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     top, cache = make(tmp_path / "t"), tmp_path / "cache.json"
     grow_old()
     first = tree_digest(top, cache)
@@ -99,7 +99,7 @@ def test_stat_cache_saves_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [Path(path).name for path in read] == ["a"]
 
 
-def test_stat_cache_that_cannot_be_written_costs_time_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_stat_cache_does_not_change_the_digest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     top = make(tmp_path / "t")
     grow_old()
     (tmp_path / "file").touch()
@@ -107,8 +107,8 @@ def test_stat_cache_that_cannot_be_written_costs_time_alone(tmp_path: Path, capl
     assert caplog.text
 
 
-def test_stat_cache_sees_a_change_behind_its_back(tmp_path: Path) -> None:
-    """Same size and same mtime: the kernel's own change time tells."""
+def test_stat_cache_detects_a_change_by_its_ctime(tmp_path: Path) -> None:
+    """The size and the mtime are unchanged, so only the ctime shows the change."""
     top, cache = make(tmp_path / "t"), tmp_path / "cache.json"
     grow_old()
     before = (top / "a").stat()
@@ -119,7 +119,7 @@ def test_stat_cache_sees_a_change_behind_its_back(tmp_path: Path) -> None:
     assert tree_digest(top, cache) != first
 
 
-def test_young_files_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_young_files_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_module, "_RACY_NS", 3_600_000_000_000)
     top, cache = make(tmp_path / "t"), tmp_path / "cache.json"
     tree_digest(top, cache)
@@ -135,13 +135,13 @@ def test_young_files_are_not_remembered(tmp_path: Path, monkeypatch: pytest.Monk
         '{"format": 1, "files": {"a": 5}}',
     ],
 )
-def test_a_bad_cache_costs_only_time(tmp_path: Path, text: str) -> None:
+def test_invalid_stat_cache_does_not_change_the_digest(tmp_path: Path, text: str) -> None:
     top, cache = make(tmp_path / "t"), tmp_path / "cache.json"
     cache.write_text(text)
     assert tree_digest(top, cache) == tree_digest(top)
 
 
-def test_sockets_are_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_in_a_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     top = make(tmp_path / "t")
     monkeypatch.chdir(top)
     with socket.socket(socket.AF_UNIX) as server:
@@ -150,7 +150,7 @@ def test_sockets_are_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             tree_digest(top)
 
 
-def test_normalise(tmp_path: Path) -> None:
+def test_normalise_sets_modes_and_times(tmp_path: Path) -> None:
     top = make(tmp_path / "t")
     (top / "a").chmod(0o4711)
     (top / "sub dir").chmod(0o700)
@@ -160,7 +160,7 @@ def test_normalise(tmp_path: Path) -> None:
     assert {path.lstat().st_mtime for path in (top, *top.rglob("*"))} == {digest.EPOCH}
 
 
-def test_check_links(tmp_path: Path) -> None:
+def test_check_links_refuses_a_link_out_of_the_tree(tmp_path: Path) -> None:
     top = make(tmp_path / "t")
     (top / "sub dir" / "up").symlink_to("../a")
     (top / "dangling").symlink_to("not/here")
