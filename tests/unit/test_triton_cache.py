@@ -1,6 +1,6 @@
-"""Kernels ahead of time: by the real Triton, workers and ledger, and as images for MCV.
+"""Tests of Triton caches that the real Triton compiles ahead of time, and of their images for MCV.
 
-What a cache is found by is Triton's own: where a name says "missed", Triton looks for the kernels in a new process.
+In a test whose name says "missed", Triton looks for the kernels in a new process.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def environment(cache: Path, **more: str) -> dict[str, str]:
 
 
 def starting(folder: Path) -> MakeWorker:
-    """Starts a worker as the stage does, whose Triton fills `folder/made`."""
+    """Return a function that starts a worker as the stage does; the Triton of the worker writes to `folder/made`."""
 
     def start(_files: str, _out: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
         launches = folder / "made" / LAUNCHES
@@ -102,7 +102,7 @@ def made(
     calls: Sequence[Call], folder: Path, *, lds: int = 65536, count: Callable[[int, int, str], None] | None = None,
     shared: SharedResults | None = None, part: tuple[int, int] | None = None,
 ) -> tuple[list[Outcome], Mapping[str, Any]]:  # fmt: skip
-    """What becomes of calls, with the workers and the ledger of a build; of a shard, of its own calls."""
+    """Compile calls, or with `part` those of a shard, and return their outcomes and the workers' facts about Triton."""
     with Ledger(folder / "calls.sqlite") as ledger:
         executor = local_executor(starting(folder), workers=1)
         shard = shard_of(RuleSet(tuple(rules(calls, lds)), len(calls)), part, shared)
@@ -116,7 +116,7 @@ def made(
 
 @dataclass(frozen=True)
 class Cache:
-    """Four kernels of one shape, laid out, and as an image."""
+    """A cache of four kernels, as a folder and as an image."""
 
     outcomes: list[Outcome]
     about: Mapping[str, Any]
@@ -125,16 +125,16 @@ class Cache:
 
     @property
     def mount(self) -> Path:
-        """Where it is copied to."""
+        """Return the path at which Triton uses the cache."""
         return self.folder / "mount"
 
     @property
     def tree(self) -> Path:
-        """The layer."""
+        """Return the folder that becomes the layer of the image."""
         return self.folder / "tree"
 
     def labels(self) -> dict[str, str]:
-        """The labels, as the stage writes them."""
+        """Return the labels that the stage writes."""
         return {
             **labels(self.entries),
             names.CACHE_MOUNT: os.fspath(self.mount),
@@ -144,7 +144,7 @@ class Cache:
         }
 
     def read(self) -> TritonCache:
-        """As the reader has it."""
+        """Write an image, and return the cache that `read_cache` reads from it."""
         return read_cache(*image(self.folder / "image", self.tree, self.labels()))
 
 
@@ -154,7 +154,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     outcomes, about = made(FOUR, folder)
     assert [outcome.entry.reason for outcome in outcomes] == [""] * 4
     kernels = [(outcome.call.gpu, *kernel) for outcome in outcomes for kernel in outcome.kernels]
-    # What a compile that was ended leaves, and an entry that no one asked for.
+    # The layer must contain neither the remains of an interrupted compile nor an entry that belongs to no call.
     (folder / "made" / entry_folder(kernels[0][2]) / "tmp.pid_7_0").mkdir()
     (folder / "made" / entry_folder("00" * 32)).mkdir()
     entries = lay_out(folder / "made", kernels, folder / "tree", os.fspath(folder / "mount"))
@@ -164,7 +164,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 
 
 def image(folder: Path, tree: Path, labels: Mapping[str, str], *, packed: str = "gzip") -> tuple[Layout, Descriptor]:
-    """An image of one layer, in a layout of its own."""
+    """Write an image of one layer to a new layout, and return both."""
     shutil.rmtree(folder, ignore_errors=True)
     layout = Layout(folder / "layout").ensure()
     layer = write_layer(tree, folder / "layer.tar")
@@ -176,7 +176,7 @@ def image(folder: Path, tree: Path, labels: Mapping[str, str], *, packed: str = 
 
 
 def looked_for(cache: Path, folder: Path, calls: Sequence[Call] = FOUR[:1], **env: str) -> tuple[Any, list[bool]]:
-    """What Triton says of itself in a new process, and of each kernel whether it was in the cache."""
+    """Return the facts about Triton in a new process, and for each kernel whether it was in the cache."""
     file = folder / "calls.jsonl"
     file.write_text("".join(json.dumps(call_.task(call_.name)) + "\n" for call_ in calls))
     done = subprocess.run([*command(), file], env=environment(cache, **env), capture_output=True, text=True, check=True)
@@ -185,11 +185,11 @@ def looked_for(cache: Path, folder: Path, calls: Sequence[Call] = FOUR[:1], **en
 
 
 def copied(cache: Cache, tmp_path: Path) -> Path:
-    """The cache at its own path is not written to by what misses."""
+    """Return a copy of the cache, because Triton writes the kernels that it misses."""
     return Path(shutil.copytree(cache.mount, tmp_path / "copy"))
 
 
-def test_four_kernels_are_laid_out_whole_and_nothing_else(cache: Cache) -> None:
+def test_cache_folder_has_only_the_files_of_four_kernels(cache: Cache) -> None:
     assert len(cache.entries) == 4
     files = sorted(path.relative_to(cache.mount) for path in cache.mount.rglob("*") if path.is_file())
     assert {path.name.rpartition(".")[2] for path in files} == {"hsaco", "json", "source"}
@@ -209,8 +209,8 @@ def test_a_second_process_compiles_nothing(cache: Cache, tmp_path: Path) -> None
     assert (content.entries, content.targets, len(content.calls)) == (4, ("gfx942",), 4)
 
 
-def test_each_order_of_calls_in_a_process_has_its_keys(tmp_path: Path) -> None:
-    """Two kernels share a function with a global constant: Triton's key of the second tells that it is the second."""
+def test_order_of_calls_in_a_process_changes_their_keys(tmp_path: Path) -> None:
+    """Two kernels share a function with a global constant, so Triton's key of one depends on the other."""
     calls = [call("tanh"), call("sigmoid")]
     outcomes, _ = made(calls, tmp_path)
     alone = {kernel for outcome in outcomes for kernel in outcome.kernels}
@@ -219,7 +219,7 @@ def test_each_order_of_calls_in_a_process_has_its_keys(tmp_path: Path) -> None:
     assert (len(alone), sorted(name for name, _ in others)) == (2, ["sigmoid", "tanh"])
 
 
-def test_failures_and_refusals_are_told_apart(tmp_path: Path) -> None:
+def test_refused_calls_are_distinguished_from_failed_calls(tmp_path: Path) -> None:
     calls = [call("forward", "fp8"), call("broken"), call("wide", "fp16", 64)]
     unable, broken, large, absent = made([*calls, call("absent")], tmp_path, lds=4096)[0]
     assert (absent.refused, absent.entry.reason) == (False, "ModuleNotFoundError: No module named 'nowhere_at_all'")
@@ -249,7 +249,7 @@ def test_a_repeated_call_must_succeed_with_all_its_kernels_from_the_cache(cache:
         assert _not_served([row], bad)
 
 
-def test_an_entry_that_is_not_whole_is_refused(cache: Cache, tmp_path: Path) -> None:
+def test_damaged_cache_entry_is_refused(cache: Cache, tmp_path: Path) -> None:
     gpu, (name, hash_) = "gfx942", cache.outcomes[0].kernels[0]
     for lost in (f"__grp__{name}.json", f"{name}.hsaco", f"../{LAUNCHES}/{hash_}.json"):
         broken = Path(shutil.copytree(cache.folder / "made", tmp_path / Path(lost).name / "made"))
@@ -282,23 +282,23 @@ def test_fresh_drops_a_damaged_entry(
         lay_out(out / "made", [("gfx942", name, hash_)], tmp_path / "tree", "/mount")
 
 
-# What is found out beforehand, and that Triton then finds nothing.
+# Tests of kernels that Triton misses, which `require_hit` reports beforehand where it can.
 
 
-def test_another_sequence_is_missed(cache: Cache, tmp_path: Path) -> None:
+def test_call_with_another_sequence_length_is_missed(cache: Cache, tmp_path: Path) -> None:
     _, hits = looked_for(copied(cache, tmp_path), tmp_path, [call("backward", seq=256)])
-    assert hits == [False, True]  # the second kernel does not depend on it
+    assert hits == [False, True]  # the second kernel does not depend on the length
 
 
-def test_a_variable_is_missed(cache: Cache, tmp_path: Path) -> None:
-    """Its default, but set."""
+def test_cache_is_missed_if_a_variable_is_set(cache: Cache, tmp_path: Path) -> None:
+    """The variable is set to its default value."""
     about, hits = looked_for(cache.mount, tmp_path, AMDGCN_USE_BUFFER_OPS="1")
     with refused("cache-variables-set"):
         require_hit(cache.read(), about)
     assert hits == [False]
 
 
-def test_another_triton_is_missed(cache: Cache, tmp_path: Path) -> None:
+def test_cache_is_missed_by_another_triton(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "site/triton").mkdir(parents=True)
     for path in Path(cache.about["path"]).iterdir():
         (tmp_path / "site/triton" / path.name).symlink_to(path)
@@ -312,10 +312,10 @@ def test_another_triton_is_missed(cache: Cache, tmp_path: Path) -> None:
     assert hits == [False]
 
 
-def test_a_cache_that_was_moved_is_missed(cache: Cache, tmp_path: Path) -> None:
+def test_moved_cache_is_missed(cache: Cache, tmp_path: Path) -> None:
     moved = replace(cache, folder=tmp_path)
     shutil.copytree(cache.mount, tmp_path / "elsewhere")
-    cache.mount.rename(tmp_path / "gone")  # Triton still finds what the groups name while it is there
+    cache.mount.rename(tmp_path / "gone")  # while this folder exists, Triton finds the files that the groups name
     try:
         about, hits = looked_for(tmp_path / "elsewhere", tmp_path)
     finally:
@@ -326,18 +326,18 @@ def test_a_cache_that_was_moved_is_missed(cache: Cache, tmp_path: Path) -> None:
     assert hits == [False]
 
 
-# MCV's format.
+# The format of MCV.
 
 
-def test_the_dummy_key_is_what_mcv_makes_of_it() -> None:
-    """By sha256sum, from the parts that its source names."""
+def test_dummy_key_equals_that_of_mcv() -> None:
+    """The expected key was computed with sha256sum from the parts that the source of MCV names."""
     metadata = {"target": {"backend": "hip", "arch": "gfx942", "warp_size": 64}, "num_stages": 1, "num_warps": 4}
     assert (
         dummy_key(metadata, "unknown-triton-key") == "bf30a07105e04b07961aa66e0afc0ac3f1ee6155acf33e3c928166de4bafd2fd"
     )
 
 
-def test_a_cache_of_an_old_triton_is_read_by_the_key_that_mcv_finds_there(cache: Cache, tmp_path: Path) -> None:
+def test_cache_of_an_old_triton_needs_a_label_with_its_key(cache: Cache, tmp_path: Path) -> None:
     tree = Path(shutil.copytree(cache.tree, tmp_path / "tree"))
     shutil.rmtree(tree / "io.triton.manifest")
     write_manifest(cache.entries, tree, "3.4.0-abc")
@@ -361,7 +361,7 @@ def swap(name: str, old: str, new: str) -> Damage:
 
 
 def no_paths(group: Path) -> None:
-    """A group whose paths are a number, of the same size."""
+    """Write a group of the same size whose paths are a number."""
     group.write_text(f'{{"child_paths":5{" " * (group.stat().st_size - 17)}}}')
 
 
@@ -387,7 +387,7 @@ def no_paths(group: Path) -> None:
         (lambda _, labels: labels.update({names.CACHE_CALLS: '["gfx1151/a"]'}), "list of calls cannot be read"),
     ],
 )
-def test_what_breaks_a_rule_is_named(cache: Cache, tmp_path: Path, damage: Damage, what: str) -> None:
+def test_error_names_the_broken_rule_of_an_image(cache: Cache, tmp_path: Path, damage: Damage, what: str) -> None:
     tree = Path(shutil.copytree(cache.tree, tmp_path / "tree"))
     labels = cache.labels()
     damage(tree, labels)
@@ -397,7 +397,7 @@ def test_what_breaks_a_rule_is_named(cache: Cache, tmp_path: Path, damage: Damag
 
 
 @pytest.mark.parametrize("packed", ["none", "zstd"])
-def test_a_layer_of_another_kind_is_refused(cache: Cache, tmp_path: Path, packed: str) -> None:
+def test_layer_with_another_compression_is_refused(cache: Cache, tmp_path: Path, packed: str) -> None:
     if packed == "zstd" and shutil.which("zstd") is None:
         pytest.skip("zstd is not installed: apt-get install zstd")
     with refused("cache-mcv-unfit"):
@@ -405,7 +405,7 @@ def test_a_layer_of_another_kind_is_refused(cache: Cache, tmp_path: Path, packed
 
 
 @pytest.mark.parametrize("wheel", ["vllm", "aiter"])
-def test_each_function_in_the_list_has_a_call(wheel: str) -> None:
+def test_functions_of_the_module_are_those_of_the_calls(wheel: str) -> None:
     table = calls_of(wheel)
     tree = ast.parse((CALLS.parent / f"{table.module}.py").read_text())
     (made_,) = [
@@ -418,11 +418,11 @@ def test_each_function_in_the_list_has_a_call(wheel: str) -> None:
     assert sorted(names_) == sorted({name for row in table.call for name in row["function"]})
 
 
-# The list.
+# The list of calls.
 
 
 @pytest.mark.parametrize("ask", [lambda: calls_of("torch"), lambda: listed(calls_of("flash-attn"), ["gfx90a"])])
-def test_what_is_not_listed_is_refused(ask: Callable[[], object]) -> None:
+def test_unlisted_wheel_or_gpu_is_refused(ask: Callable[[], object]) -> None:
     with pytest.raises(UnsupportedError):
         ask()
 
@@ -432,15 +432,13 @@ def test_a_layer_with_other_bytes_than_its_digest_is_refused(cache: Cache, tmp_p
     _, layer = layout.children(manifest)
     blob = layout.blob(layer.digest)
     content = bytearray(blob.read_bytes())
-    content[9] ^= 1  # the system in gzip's header: what it unpacks to stays
+    content[9] ^= 1  # the OS byte of gzip's header, which does not change the unpacked bytes
     blob.write_bytes(content)
     with pytest.raises(DigestError):
         read_cache(layout, manifest)
 
 
-def test_calls_that_ended_before_a_row_are_told_with_their_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_exits_with_the_code_of_calls_that_ended_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("triton_cache_worker", CALLS.with_name("worker.py"))
     assert spec is not None
     assert spec.loader is not None

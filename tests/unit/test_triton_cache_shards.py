@@ -1,4 +1,4 @@
-"""A Triton cache made by many: in shards, by a worker of a Dask scheduler, and what a stranger leaves in the store."""
+"""Tests of a Triton cache that is made in shards, and of hostile results in the shared store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shared(store: Path, **how: Any) -> SharedResults:
 
 
 def tree(outcomes: list[Outcome], folder: Path) -> dict[str, bytes]:
-    """The layer of what is in `folder`."""
+    """Lay out the kernels in `folder`, and return the content of each file of the layer."""
     for outcome in outcomes:
         if outcome.done:
             unpack(folder / outcome.entry.out, folder / "made")
@@ -46,13 +46,13 @@ def tree(outcomes: list[Outcome], folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The layer as one machine makes it."""
+    """Return the layer that one machine makes."""
     folder = tmp_path_factory.mktemp("alone")
     return tree(made(FOUR, folder)[0], folder)
 
 
 @pytest.mark.nightly
-def test_shards_are_joined_to_what_one_machine_makes(
+def test_joined_shards_equal_a_build_on_one_machine(
     alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = [*FOUR, REFUSED]
@@ -62,7 +62,7 @@ def test_shards_are_joined_to_what_one_machine_makes(
     two, _ = made(calls, tmp_path / "2", shared=shared(tmp_path / "store"), part=(2, 2))
     assert sorted(outcome.call.name for outcome in (*one, *two)) == sorted(asked.name for asked in calls)
     with monkeypatch.context() as patch:
-        patch.setattr("toolchain.kernels.pool.Worker", None)  # none is started
+        patch.setattr("toolchain.kernels.pool.Worker", None)  # no worker may start
         joined, about = made(calls, tmp_path / "joined", shared=shared(tmp_path / "store", only=True))
     assert [outcome.call for outcome in joined] == calls
     assert (joined[-1].refused, joined[-1].entry.reason) == (True, "RuntimeError: this device does not support fp8")
@@ -78,7 +78,7 @@ def result(tmp_path: Path) -> tuple[Path, Call, Outcome]:
     return tmp_path / found.entry.out, found.call, found
 
 
-def test_what_does_not_belong_in_a_result_is_refused(result: tuple[Path, Call, Outcome], tmp_path: Path) -> None:
+def test_result_with_foreign_or_damaged_content_is_refused(result: tuple[Path, Call, Outcome], tmp_path: Path) -> None:
     path, _, found = result
     check_made(path, "gfx942", "")
     folder = entry_folder(found.kernels[0][1])
@@ -96,7 +96,7 @@ def test_what_does_not_belong_in_a_result_is_refused(result: tuple[Path, Call, O
     path.write_bytes(whole)
     with refused("cache-entry-damaged"):
         check_made(path, "gfx1100", "")
-    # A container may have left a link where the entry is to be.
+    # A container may have left a link at the place of the entry.
     (tmp_path / "led").mkdir()
     (tmp_path / "led" / folder).symlink_to(tmp_path)
     with refused("cache-entry-damaged"):

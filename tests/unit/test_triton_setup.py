@@ -1,4 +1,4 @@
-"""containerfiles/triton/setup.sh on small trees of each layout: where it runs setup.py, and what it keeps out."""
+"""Tests of containerfiles/triton/setup.sh on small trees of each layout."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "build/src"
 
 
-def test_setup_py_is_run_where_it_lies(source: Path, tmp_path: Path) -> None:
+def test_setup_folder_is_that_of_setup_py(source: Path, tmp_path: Path) -> None:
     (source / "python/setup.py").write_text(OLD)
     assert prepared(tmp_path, 'echo "$setup"').strip() == str(source / "python")
     (source / "setup.py").write_text(OFFLINE)
     assert prepared(tmp_path, 'echo "$setup"').strip() == str(source)
 
 
-def test_a_tree_without_one_ends_with_a_code_of_its_own(source: Path, tmp_path: Path) -> None:
+def test_tree_without_setup_py_exits_with_code_49(source: Path, tmp_path: Path) -> None:
     done = run(tmp_path, f'prepare_setup "{sys.executable}"')
     assert done.returncode == 49
     assert "python/setup.py" in done.stderr
@@ -83,14 +83,14 @@ def test_an_old_setup_py_downloads_nothing(source: Path, tmp_path: Path) -> None
         assert f"{name}={value}" in lines
 
 
-def test_a_setup_py_that_knows_offline_builds_is_told_so_and_nothing_else(source: Path, tmp_path: Path) -> None:
+def test_setup_py_with_offline_builds_gets_only_the_offline_variable(source: Path, tmp_path: Path) -> None:
     (source / "setup.py").write_text(f"import pybind11\n{OFFLINE}{OLD}")
     output = prepared(tmp_path, "env")
     assert "TRITON_OFFLINE_BUILD=1\n" in output
     assert "TRITON_PTXAS_PATH" not in output
     assert "PYBIND11_SYSPATH" not in output
     assert not (tmp_path / "build/tools/cmake").exists()
-    # Newer trees have moved such settings beside setup.py.
+    # In newer trees, python/build_helpers.py reads these variables.
     (source / "setup.py").write_text("import pybind11\n")
     (source / "python/build_helpers.py").write_text(OFFLINE)
     prepared(tmp_path, "true")
@@ -98,7 +98,7 @@ def test_a_setup_py_that_knows_offline_builds_is_told_so_and_nothing_else(source
     assert not (source / "build").exists()
 
 
-def test_an_old_setup_py_configures_with_our_options_in_our_folder(source: Path, tmp_path: Path) -> None:
+def test_old_setup_py_configures_with_the_options_and_folder_of_the_build(source: Path, tmp_path: Path) -> None:
     (source / "python/setup.py").write_text(OLD)
     options = prepared(tmp_path, '"$setup/../../tools/cmake" /tree -DA=0').splitlines()
     assert options == ["/tree", "-DA=0", "-DA=1", "-DB=two words"]
@@ -110,7 +110,7 @@ def test_an_old_setup_py_configures_with_our_options_in_our_folder(source: Path,
     assert link.resolve() == tmp_path / "build/cmake"
 
 
-def test_the_copy_has_no_unit_tests_where_nothing_else_leaves_them_out(tmp_path: Path) -> None:
+def test_unit_tests_are_emptied_in_a_tree_without_an_option_for_them(tmp_path: Path) -> None:
     for tree, text, left in (("old", "add_subdirectory(unittest)\n", ""), ("new", "option(TRITON_BUILD_UT)\n", "x\n")):
         folder = tmp_path / tree
         (folder / "triton/unittest").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""stages.triton_source: which Triton is meant, what its build left, and what the plan says of it."""
+"""Tests of the choice and the checks of Triton's source, and of the report of its lit tests."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def request_(tmp_path: Path) -> Request:
     return Request(cache=Cache(tmp_path / "cache"))
 
 
-def test_a_commit_comes_from_upstream_and_a_release_of_aotriton_from_amds_fork(request_: Request) -> None:
+def test_triton_is_upstream_at_a_commit_or_the_commit_of_an_aotriton_release(request_: Request) -> None:
     source = triton_source(replace(request_, triton=COMMIT))
     assert (source.repository, source.ref) == ("https://github.com/triton-lang/triton", COMMIT)
     source = triton_source(replace(request_, aotriton="0.10b"))
     assert source.ref == "4280ed1150881bab98c4ecb3e5becb1b3c70fabe"
 
 
-def test_a_version_is_upstreams_commit_where_it_is_known_and_upstreams_tag_where_not(request_: Request) -> None:
+def test_version_is_resolved_to_its_known_commit_or_else_to_its_tag(request_: Request) -> None:
     known = next(row for row in triton_releases() if row.version == "3.7.1")
     for request in (request_, replace(request_, triton="3.7.1"), replace(request_, triton="v3.7")):
         source = triton_source(request)
         assert (source.ref, source.tag) == (known.commit, "")
         assert source.digest == f"git:{known.commit}@https://github.com/triton-lang/triton"
-    # The newest patch release of a line, though the LLVM of another one of it is surer.
+    # A minor version means its newest patch release, even if the LLVM of another patch release is more certain.
     for version, tag in (("3.6.0", "v3.6.0"), ("3.3", "v3.3.1"), ("3.2", "v3.2.0")):
         source = triton_source(replace(request_, triton=version))
         assert (source.ref, source.tag, source.digest) == (tag, tag, None)
@@ -59,15 +59,15 @@ def test_a_version_is_upstreams_commit_where_it_is_known_and_upstreams_tag_where
         triton_source(replace(request_, triton="3.6.7"))
 
 
-def test_a_commit_by_url_brings_its_own_needs(request_: Request) -> None:
-    """AOTriton 0.13b's Triton wants clang beside mlir and lld; the newest release does not."""
+def test_commit_by_url_sets_the_llvm_requirements(request_: Request) -> None:
+    """The Triton of AOTriton 0.13b needs clang. Triton 3.7.1 does not, and a requested version takes precedence."""
     (commit,) = [row.triton for row in aotriton_releases() if row.name == "0.13b"]
     url = f"https://github.com/ROCm/triton@{commit}"
     assert llvm_needs(replace(request_, sources=specs({"triton": url}))).clang
     assert not llvm_needs(replace(request_, sources=specs({"triton": url}), triton="3.7.1")).clang
 
 
-def test_a_commit_that_nobody_knows_is_planned_on_the_llvm_that_is_named(request_: Request) -> None:
+def test_unknown_commit_is_planned_with_the_requested_llvm(request_: Request) -> None:
     llvm = f"https://github.com/llvm/llvm-project@{'1' * 40}"
     by_url = {"triton": f"https://example.org/triton@{'0' * 40}"}
     newest = llvm_needs(replace(request_, triton="3.8.0"))
@@ -79,7 +79,7 @@ def test_a_commit_that_nobody_knows_is_planned_on_the_llvm_that_is_named(request
         assert "0" * 40 in source.pending
 
 
-def test_an_aotriton_whose_llvm_nobody_knows_is_planned_on_the_one_that_is_named(request_: Request) -> None:
+def test_aotriton_with_an_unknown_llvm_is_planned_with_the_requested_llvm(request_: Request) -> None:
     request = replace(request_, aotriton="0.11.1b")
     assert "f75e44a96a54495d52fe82b1e684ec4e712c69d3" in llvm_source(request).pending
     named = replace(request, sources=specs({"llvm": f"https://github.com/llvm/llvm-project@{'1' * 40}"}))
@@ -87,7 +87,7 @@ def test_an_aotriton_whose_llvm_nobody_knows_is_planned_on_the_one_that_is_named
     assert aotriton_source(named).ref == "98371989e8a23267e284c94e95156a139e4b33c4"
 
 
-def test_an_aotriton_at_a_releases_commit_takes_that_releases_triton(
+def test_aotriton_at_the_commit_of_a_release_uses_the_triton_of_the_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = next(row for row in aotriton_releases() if row.name == "0.11b")
@@ -101,8 +101,8 @@ def test_an_aotriton_at_a_releases_commit_takes_that_releases_triton(
     assert named.aotriton is None
 
 
-def test_a_source_as_a_file(tmp_path: Path, request_: Request) -> None:
-    """A tar archive is unpacked when it is fetched; no other file becomes a tree, which the plan says."""
+def test_source_file_must_be_a_tar_archive(tmp_path: Path, request_: Request) -> None:
+    """A tar archive is unpacked when it is fetched. The plan refuses any other file, which cannot be unpacked."""
     tree = old_tree(tmp_path / "triton")
     archive = tmp_path / "triton.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
@@ -121,10 +121,10 @@ def test_a_source_as_a_file(tmp_path: Path, request_: Request) -> None:
         plan(replace(request_, sources=specs({"llvm": "pypi:triton"})), "llvm")
 
 
-def test_a_folder_that_is_no_llvm_is_not_read_whole(
+def test_folder_without_llvm_is_refused_before_its_files_are_read(
     tmp_path: Path, request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--source llvm=~`: a home may hold much."""
+    """With `--source llvm=~`, a digest would read the whole home folder."""
 
     def read(*_: object) -> str:
         raise AssertionError("read")
@@ -135,7 +135,7 @@ def test_a_folder_that_is_no_llvm_is_not_read_whole(
 
 
 def old_tree(folder: Path) -> Path:
-    """As much as a plan looks at of a Triton from before 2025-04-23, whose setup.py is in `python/`."""
+    """Write the files that a plan reads of a Triton from before 2025-04-23, whose setup.py is in `python/`."""
     for part in ("python", "third_party/amd/backend", "third_party/nvidia/backend"):
         (folder / part).mkdir(parents=True)
     (folder / "CMakeLists.txt").write_text("#\n")
@@ -144,7 +144,7 @@ def old_tree(folder: Path) -> Path:
     return folder
 
 
-def test_setup_py_lies_at_the_top_or_in_its_old_place(tmp_path: Path, request_: Request) -> None:
+def test_setup_py_is_at_the_top_or_in_its_old_folder(tmp_path: Path, request_: Request) -> None:
     tree = old_tree(tmp_path / "triton")
     assert python_requires(tree) == ">=3.8"
     request = replace(request_, sources=specs({"triton": str(tree)}))
@@ -158,7 +158,7 @@ def test_setup_py_lies_at_the_top_or_in_its_old_place(tmp_path: Path, request_: 
     assert caught.value.code == 5
 
 
-def test_an_llvm_far_from_what_the_tree_calls_itself_is_refused(tmp_path: Path, request_: Request) -> None:
+def test_llvm_far_from_that_of_the_version_of_the_tree_is_refused(tmp_path: Path, request_: Request) -> None:
     tree = old_tree(tmp_path / "triton")
     (tree / "python/triton").mkdir()
     (tree / "python/triton/__init__.py").write_text("__version__ = '3.0.0'\n")
@@ -166,7 +166,11 @@ def test_an_llvm_far_from_what_the_tree_calls_itself_is_refused(tmp_path: Path, 
         number: replace(request_, sources=specs({"triton": str(tree), "llvm": f"distro:llvm-toolchain-{number}"}))
         for number in (17, 18, 19, 20, 22)
     }
-    for number in (18, 19, 20):  # main is ahead of the version that it has
+    for number in (
+        18,
+        19,
+        20,
+    ):  # Triton's main branch keeps the version of the last release, so the next newer LLVM is accepted
         assert plan(on[number], "triton")[-1].planned.name == "triton"
     for number, how in ((17, "old"), (22, "new")):
         with refused("llvm-unfit", how, number):
@@ -211,7 +215,7 @@ def git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def test_an_aotriton_between_releases_takes_the_triton_of_its_submodule(tmp_path: Path) -> None:
+def test_aotriton_outside_a_release_uses_the_triton_of_its_submodule(tmp_path: Path) -> None:
     tree, commit = tmp_path / "aotriton", "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
     (tree / "third_party/triton").mkdir(parents=True)
     where = [f"aotriton={tree}"]
@@ -227,7 +231,7 @@ def test_an_aotriton_between_releases_takes_the_triton_of_its_submodule(tmp_path
     git("-C", str(tree), "commit", "-qm", "x")
     source = triton_source(make_request(target="aotriton", source=where, cache=tmp_path / "cache"))
     assert (source.version, source.repository) == (commit, "https://github.com/ROCm/triton")
-    # A folder that is checked out is what will be built, so it is taken as it is.
+    # If the submodule is checked out, its folder is the source, because the build uses its files.
     (tree / "third_party/triton/setup.py").touch()
     source = triton_source(make_request(target="aotriton", source=where, cache=tmp_path / "cache"))
     assert source.path == tree / "third_party/triton"
@@ -247,9 +251,7 @@ def test_an_aotriton_between_releases_takes_the_triton_of_its_submodule(tmp_path
         ("", "../triton.git", None),
     ],
 )
-def test_the_url_of_a_submodule_is_read_as_git_reads_it(
-    tmp_path: Path, origin: str, url: str, expected: str | None
-) -> None:
+def test_submodule_url_is_resolved_as_by_git(tmp_path: Path, origin: str, url: str, expected: str | None) -> None:
     tree, commit = tmp_path / "aotriton", "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
     (tree / "third_party/triton").mkdir(parents=True)
     git("init", "-q", str(tree))
@@ -264,7 +266,7 @@ def test_the_url_of_a_submodule_is_read_as_git_reads_it(
         assert (source.version, source.repository) == (commit, expected)
 
 
-def test_a_commit_of_aotriton_that_is_no_release_needs_a_named_triton(tmp_path: Path) -> None:
+def test_aotriton_commit_outside_the_releases_needs_a_triton(tmp_path: Path) -> None:
     where = [f"aotriton=https://github.com/ROCm/aotriton@{'1' * 40}"]
     with pytest.raises(PinError):
         make_request(target="aotriton", source=where, cache=tmp_path / "cache")
@@ -278,7 +280,7 @@ def test_a_commit_of_aotriton_that_is_no_release_needs_a_named_triton(tmp_path: 
         ('rev = "b1115f8c"', "LLVM commit b1115f8c"),
     ],
 )
-def test_an_llvm_that_is_named_in_part_is_planned_and_not_built(
+def test_incompletely_pinned_llvm_is_planned_but_not_built(
     tmp_path: Path, request_: Request, setup: str, names: str
 ) -> None:
     (tmp_path / "t/python").mkdir(parents=True)
@@ -292,7 +294,7 @@ def test_an_llvm_that_is_named_in_part_is_planned_and_not_built(
     assert names in caught.value.why
 
 
-def test_a_package_that_would_be_downloaded_is_refused_by_its_name(tmp_path: Path, request_: Request) -> None:
+def test_setup_py_that_would_download_a_package_is_refused(tmp_path: Path, request_: Request) -> None:
     tree = old_tree(tmp_path / "triton")
     setup = tree / "python/setup.py"
     setup.write_text('Package("json", "JSON_SYSPATH")\nPackage("boost", "BOOST_SYSPATH")\n')
@@ -300,7 +302,7 @@ def test_a_package_that_would_be_downloaded_is_refused_by_its_name(tmp_path: Pat
         plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
 
 
-def test_lit_totals(tmp_path: Path) -> None:
+def test_lit_totals_are_read_from_the_report(tmp_path: Path) -> None:
     report = tmp_path / "lit.xml"
     report.write_text(
         '<testsuites><testsuite name="TRITON" tests="4" failures="1" skipped="1">'
@@ -322,13 +324,13 @@ def test_lit_totals(tmp_path: Path) -> None:
         lit_totals(report)
 
 
-def test_lit_tests_that_did_not_run_are_no_success(tmp_path: Path) -> None:
+def test_missing_lit_report_is_an_error_if_it_is_required(tmp_path: Path) -> None:
     assert lit(tmp_path, required=False) == {}
     with refused("lit-report-unusable"):
         lit(tmp_path, required=True)
 
 
-def test_aotriton_names_itself(request_: Request, tmp_path: Path) -> None:
+def test_aotriton_source_comes_from_a_release_or_a_checkout(request_: Request, tmp_path: Path) -> None:
     source = aotriton_source(replace(request_, aotriton="0.10b"))
     assert commit_of(source) == "6fca155f4deeb8d9529326f7b69f350aeeb93477"
     (tmp_path / "checkout").mkdir()

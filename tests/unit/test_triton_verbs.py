@@ -1,4 +1,4 @@
-"""`--triton` in every verb that takes it, with every kind of value: what comes is what was requested, or nothing."""
+"""Tests of `--triton` with every kind of value, in the verbs that plan with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UPSTREAM = "https://github.com/triton-lang/triton"
 NEWEST = triton_release("3.7.1")
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
 NOWHERE = "0123456789" * 4
-# The words before `--triton`, and where the verb's work begins: there the request is looked at.
+# The words before `--triton`, and the function that gets the request; the fixture replaces this function.
 VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "plan": (("plan", "GOAL"), "toolchain.cli.plan_cmd.plan_stages"),
     "fetch": (("fetch", "GOAL"), "toolchain.cli.plan_cmd.resolved_plan"),
@@ -39,17 +39,17 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "bundle export": (("bundle", "export", "oci:out", "GOAL"), "toolchain.bundle.export.export"),
 }
 GOALS = ("triton", "kernels", "all", "aotriton")
-# All verbs read the option in one place, so few values go through every one.
+# The verbs share the code that reads the option, so only these values are tested with every verb.
 EVERYWHERE = {"3.7.1", "../checkout", "2.2.0", ""}
 
 
 class SeenError(Exception):
-    """The request has come through."""
+    """The error that ends a verb after its request was recorded."""
 
 
 @dataclass
 class Run:
-    """A verb that stops where its work would begin."""
+    """A runner of verbs, which records a verb's request and stops before the verb's work."""
 
     folder: Path
     requests: list[tuple[Request, str]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Run:
         return (0 if self.requests else done.exit_code), done.stderr
 
     def source(self, name: str = "triton") -> Source:
-        """What the request plans as the source of Triton, or of another stage."""
+        """Return the source with this name from the plan of the request."""
         ((request, target),) = self.requests
         rows: list[PlanRow] = plan(request, target)
         return next(source for row in rows for source in row.planned.sources if source.name == name)
@@ -93,7 +93,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return made
 
 
-def test_no_verb_that_takes_it_is_left_out() -> None:
+def test_every_verb_with_the_triton_option_is_known() -> None:
     def verbs(command: Any, words: tuple[str, ...]) -> Iterator[str]:
         command = getattr(command, "loaded", command)
         for name, below in getattr(command, "commands", {}).items():
@@ -129,7 +129,7 @@ KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
 
 
 @pytest.mark.parametrize(("value", "wanted", "says"), KINDS, ids=[repr(kind[0]) for kind in KINDS])
-def test_what_is_asked_for_is_what_comes(
+def test_value_of_the_triton_option_selects_its_source_or_is_refused(
     run: Run, value: str, wanted: Callable[[Source], bool] | int, says: str
 ) -> None:
     for verb in VERBS if value in EVERYWHERE else ("plan", "kernels run"):
@@ -137,7 +137,7 @@ def test_what_is_asked_for_is_what_comes(
             also = ("--source", f"aotriton={UPSTREAM}@{NOWHERE}") if target == "aotriton" else ()
             code, output = run.call(verb, target, "--triton", value, *also)
             if isinstance(wanted, int) and code == 0:
-                # What the data alone can refuse is refused by the plan.
+                # The plan refuses a value that only the data of the releases can refuse.
                 with pytest.raises(UnsupportedError):
                     run.source()
                 continue
@@ -147,10 +147,10 @@ def test_what_is_asked_for_is_what_comes(
                 assert wanted(run.source()), (verb, target, run.source())
 
 
-def test_without_any_it_is_the_default_from_source_and_the_wheel_comes_by_name(run: Run) -> None:
+def test_default_triton_is_from_source_and_a_wheel_must_be_requested(run: Run) -> None:
     def call(verb: str, *words: str) -> tuple[int, str]:
         code, output = run.call(verb, "kernels", *words)
-        # Verbs with a store say that it has no key.
+        # Verbs with a kernel store warn that it has no key.
         return code, "".join(line for line in output.splitlines(keepends=True) if "--kernel-key" not in line)
 
     for verb in VERBS:

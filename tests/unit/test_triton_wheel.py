@@ -1,4 +1,4 @@
-"""stages.triton: a wheel of the index becomes a tree."""
+"""Tests of the stage that unpacks a Triton wheel from PyPI."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wheel(path: Path, name: str, mode: int) -> Path:
     return path
 
 
-def test_programs_stay_programs(tmp_path: Path) -> None:
+def test_unzip_keeps_the_x_bit_of_programs(tmp_path: Path) -> None:
     unzip(wheel(tmp_path / "a.whl", "bin/tool", 0o755), tmp_path / "out")
     unzip(wheel(tmp_path / "b.whl", "bin/text", 0o644), tmp_path / "out")
     assert os.access(tmp_path / "out" / "bin" / "tool", os.X_OK)
@@ -46,8 +46,8 @@ def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> 
     [("3.7.1", "debian13", True), ("3.7.1", "debian12", False), ("3.7.1", "ubi9", False),
      ("3.9.0", "debian13", True), ("3.9.0", "debian12", False), ("3.9.0", "ubi9", True)],
 )  # fmt: skip
-def test_a_wheel_is_for_the_pythons_that_its_name_tells(tmp_path: Path, version: str, base: str, fits: bool) -> None:
-    """By the stable ABI it is for later ones too."""
+def test_wheel_for_another_python_is_refused(tmp_path: Path, version: str, base: str, fits: bool) -> None:
+    """A wheel with the stable ABI also fits later versions of Python."""
     spec = SourceSpec(kind="pypi", where="triton", version=version)
     request = Request(cache=Cache(tmp_path / "cache"), base=BaseRef(recipe=base), sources={"triton": spec})
     below = {"base": Planned(name="base", image="base", inputs=None, details=base_recipe("debian13", "amd64"))}

@@ -1,4 +1,4 @@
-"""toolchain.core.typed: what fits a type, and where it says that something does not."""
+"""Tests of toolchain.core.typed."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def test_a_table_becomes_its_dataclass() -> None:
         ({"other": 1}, "row.other"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_place(change: dict[str, Any], where: str) -> None:
+def test_error_names_the_place_of_a_value_with_another_type(change: dict[str, Any], where: str) -> None:
     with pytest.raises(TypedError) as caught:
         typed(Whole, GOOD | change, "row")
     assert caught.value.where == where
 
 
 @pytest.mark.parametrize("value", [None, [], "text", 1])
-def test_what_is_no_table_is_refused(value: Any) -> None:
+def test_value_other_than_a_table_is_refused(value: Any) -> None:
     with pytest.raises(TypedError):
         typed(Whole, value)
 
 
-def test_a_number_without_an_end_is_not_said_to_be_no_number() -> None:
+def test_error_about_a_nan_shows_the_value() -> None:
     with pytest.raises(TypedError, match="nan"):
         typed(float, float("nan"))

@@ -1,4 +1,4 @@
-"""Archives from outside: good ones arrive whole, hostile ones leave nothing."""
+"""Tests of the unpacking of archives: a hostile archive leaves no files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ GOOD: list[Entry] = [
 
 
 @pytest.mark.parametrize("fmt", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_good_archive(tmp_path: Path, fmt: int) -> None:
+def test_good_archive_is_unpacked(tmp_path: Path, fmt: int) -> None:
     dest = tmp_path / "it's here"
     unpack_tar(write(tmp_path / "a b.tar", GOOD, fmt), dest)
     assert names(dest) == {
@@ -80,7 +80,7 @@ def test_good_archive(tmp_path: Path, fmt: int) -> None:
     assert run.st_mtime == digest.EPOCH
 
 
-def test_only_takes_a_part(tmp_path: Path) -> None:
+def test_only_the_requested_part_is_unpacked(tmp_path: Path) -> None:
     unpack_tar(write(tmp_path / "a.tar", GOOD), tmp_path / "d", part=Part(("mlir", "LICENSE.TXT")))
     assert {path.name for path in (tmp_path / "d").iterdir()} == {"mlir", "LICENSE.TXT"}
 
@@ -96,7 +96,9 @@ def _zstd(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("squeeze", [_xz, gzip.compress, bz2.compress, _zstd])
-def test_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Callable[[bytes], bytes]) -> None:
+def test_compressed_archive_is_unpacked_unless_it_is_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Callable[[bytes], bytes]
+) -> None:
     plain = write(tmp_path / "a.tar", GOOD).read_bytes()
     packed = tmp_path / "packed.tar"
     packed.write_bytes(squeeze(plain))
@@ -115,7 +117,7 @@ def test_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Ca
 
 
 @pytest.mark.parametrize("squeeze", [_xz, gzip.compress, bz2.compress])
-def test_without_the_programs(
+def test_archive_is_unpacked_without_external_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Callable[[bytes], bytes]
 ) -> None:
     monkeypatch.setattr(process, "find", lambda _name: None)
@@ -148,7 +150,7 @@ HOSTILE: dict[str, list[Entry]] = {
         member("t/a/b/c", tarfile.SYMTYPE, "../../up/../../evil"),
     ],
     "link circle": [member("t/x", tarfile.SYMTYPE, "y"), member("t/y", tarfile.SYMTYPE, "x")],
-    # The shape of CVE-2025-4517: a path through links that grows longer than realpath looks.
+    # As in CVE-2025-4517, the path through links is longer than os.path.realpath resolves.
     "long realpath": [
         *(member("t/" + "/".join(["d" * 240] * n), tarfile.DIRTYPE) for n in range(1, 17)),
         member("t/s", tarfile.SYMTYPE, "/".join(["d" * 240] * 16) + "/" + "../" * 17 + "evil"),
@@ -180,7 +182,7 @@ def test_hostile(tmp_path: Path, name: str) -> None:
     archive = write(tmp_path / "a.tar", [file("t/first"), *HOSTILE[name]])
     dest = tmp_path / "in" / "dest"
     dest.parent.mkdir()
-    if len(name) % 2:  # in one half of the cases the folder is there already
+    if len(name) % 2:  # in some of the cases, the folder already exists
         dest.mkdir()
     with pytest.raises(HostileInputError) as caught:
         unpack_tar(archive, dest)
@@ -191,7 +193,7 @@ def test_hostile(tmp_path: Path, name: str) -> None:
     assert not Path("/tmp/toolchain-evil").exists()
 
 
-def test_hostile_part_that_is_not_taken(tmp_path: Path) -> None:
+def test_hostile_member_outside_the_requested_part_is_refused(tmp_path: Path) -> None:
     archive = write(tmp_path / "a.tar", [file("t/llvm/a"), member("t/docs/l", tarfile.SYMTYPE, "../../../x")])
     with pytest.raises(HostileInputError):
         unpack_tar(archive, tmp_path / "d", part=Part(("llvm",)))
@@ -229,7 +231,7 @@ def test_huge_header_is_never_read(tmp_path: Path, kind: bytes) -> None:
         unpack_tar(archive, tmp_path / "d")
 
 
-def test_sparse(tmp_path: Path) -> None:
+def test_sparse_file_is_refused(tmp_path: Path) -> None:
     holes = tmp_path / "holes"
     with holes.open("wb") as stream:
         stream.truncate(1 << 20)
@@ -242,7 +244,7 @@ def test_sparse(tmp_path: Path) -> None:
             unpack_tar(archive, tmp_path / "d", strip=0)
 
 
-def test_damage(tmp_path: Path) -> None:
+def test_damaged_archive_is_refused(tmp_path: Path) -> None:
     whole = write(tmp_path / "a.tar", [file("t/a", b"a" * 600), file("t/b", b"b" * 600)]).read_bytes()
     second = whole.index(b"t/b\0")
     cases = {
@@ -260,7 +262,7 @@ def test_damage(tmp_path: Path) -> None:
         assert not (tmp_path / "d").exists(), name
 
 
-def test_trailing_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trailing_bytes_above_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = write(tmp_path / "a.tar", [file("t/a")])
     with archive.open("ab") as stream:
         stream.write(b"\0" * (2 << 20))

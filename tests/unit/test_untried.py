@@ -1,4 +1,4 @@
-"""What `plan` says of a combination: tried, or untried in its first line."""
+"""Tests of the first lines of `plan`, which name untried combinations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 def planned(*words: str) -> tuple[str, dict[str, bool]]:
-    """The first lines, and what each stage says with `--json`."""
+    """Return the lines about untried combinations, and by stage the field `tried` of `--json`."""
     done = CliRunner().invoke(app, ["plan", *words])
     assert done.exit_code == 0, done.output
     data = CliRunner().invoke(app, ["plan", *words, "--json"])
@@ -82,13 +82,13 @@ BY_OTHER = (
         ),
     ],
 )
-def test_plan_says_what_nobody_has_built(words: Sequence[str], untried: list[str], stages: dict[str, bool]) -> None:
+def test_plan_names_untried_combinations(words: Sequence[str], untried: list[str], stages: dict[str, bool]) -> None:
     line, listed = planned(*words)
     assert listed == stages
     assert line.startswith("untried: ") == (not all(stages.values()))
     assert all(part in line for part in untried)
 
 
-def test_what_is_a_part_or_a_wheel_of_the_index_is_not_asked() -> None:
+def test_part_of_llvm_and_triton_wheel_have_no_tried_field() -> None:
     assert planned("llvm", *LLVM, "--only", "tablegen", "--base", "debian12")[1] == {}
     assert planned("triton", "--source", "triton=pypi:3.7.1")[1] == {}
