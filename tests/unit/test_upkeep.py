@@ -1,4 +1,4 @@
-"""The cache: only entries that no one used for long are removed."""
+"""Tests of the cache, and of `cache prune`, which removes unused entries and the leftovers of killed commands."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def age(path: Path, days: float) -> None:
 
 
 def pruned(cache: Cache, *, dry: bool = False, later: float = 0) -> list[Item]:
-    """What goes after 30 days without use; nothing may fail."""
+    """Prune the entries that were not used for 30 days, and return them; nothing may fail."""
     done = prune(cache, unused_for=30 * DAY, now=time.time() + later * DAY, dry=dry)
     assert done.failed == ()
     return list(done.gone)
 
 
 def kind(cache: Cache, item: Item) -> str:
-    """`image`, or `source` for what the store holds."""
+    """Return `image` for an image, `source` for an entry of the store, and `other` for the rest."""
     if item.tag:
         return "image"
     return "source" if cache.store in item.paths[-1].parents else "other"
 
 
 def add_image(cache: Cache, name: str, digest: str, content: str) -> str:
-    """A finished image of one layer; the digest of that layer's blob."""
+    """Add a finished image of one layer, and return the digest of the layer's blob."""
     tree = cache.root / "made" / name
     tree.mkdir(parents=True)
     (tree / "file").write_text(content)
@@ -77,7 +77,7 @@ def add_image(cache: Cache, name: str, digest: str, content: str) -> str:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    """A base that was used today, and an image that no one wanted for two months."""
+    """Return a cache with a base that was used today, and an image that was not used for two months."""
     cache = Cache(tmp_path / "a cache")
     cache.make()
     finished_base(cache, tmp_path / "base")
@@ -86,7 +86,7 @@ def cache(tmp_path: Path) -> Cache:
     return cache
 
 
-def test_an_image_that_nobody_used_goes_with_its_blobs_and_name(cache: Cache) -> None:
+def test_unused_image_is_pruned_with_its_tag_and_unshared_blobs(cache: Cache) -> None:
     layout = Layout(cache.images)
     same = add_image(cache, "llvm-triton-same-debian13", "sha256:" + "ee" * 32, "shared by two")
     shared = add_image(cache, "llvm-triton-sharer-debian13", "sha256:" + "ff" * 32, "shared by two")
@@ -111,7 +111,7 @@ def test_an_image_that_nobody_used_goes_with_its_blobs_and_name(cache: Cache) ->
     assert pruned(cache) == []
 
 
-def test_what_a_build_asked_for_is_used(cache: Cache) -> None:
+def test_image_that_a_build_found_is_not_pruned(cache: Cache) -> None:
     (row,) = plan(Request(cache=cache), "base")
     record = cache.record(str(row.planned.input_digest))
     age(record, 60)
@@ -123,7 +123,7 @@ def test_what_a_build_asked_for_is_used(cache: Cache) -> None:
     assert find(cache, row.planned) is not None
 
 
-def test_sources_go_unless_they_were_asked_for(cache: Cache) -> None:
+def test_unused_sources_are_pruned(cache: Cache) -> None:
     store = Store(cache.store)
     store.partial.mkdir(parents=True)
     for name in ("kept.whl", "gone.whl"):
@@ -148,7 +148,7 @@ def test_sources_go_unless_they_were_asked_for(cache: Cache) -> None:
     assert list((cache.store / "files").iterdir()) == [cache.store / "files" / sha256_bytes(b"kept.whl")[7:]]
 
 
-def test_unfinished_work_and_compiler_caches_go_with_age(cache: Cache) -> None:
+def test_old_work_folders_and_compiler_caches_are_pruned(cache: Cache) -> None:
     names = ("work/llvm-1", f"{MOUNTS}/toolchain-llvm-tree-1", f"{MOUNTS}/toolchain-ccache-01",
              "work/campaign-1", "reproduce/1", "work/llvm-2")  # fmt: skip
     for name in names:
@@ -164,7 +164,7 @@ def test_unfinished_work_and_compiler_caches_go_with_age(cache: Cache) -> None:
     (cache.logs / "old.log").write_text("x")
     (cache.logs / "new.log").write_text("x")
     age(cache.logs / "old.log", 60)
-    # The ledger of a campaign is written to while its folder stays as it is.
+    # A campaign writes to its ledger, which does not change the mtime of its folder.
     (cache.work / "campaign-1" / "file").write_text("new")
     (cache.work / "llvm-2" / "file").write_text("new")
     gone = {item.name for item in pruned(cache) if not item.tag}
@@ -175,7 +175,7 @@ def test_unfinished_work_and_compiler_caches_go_with_age(cache: Cache) -> None:
     assert not list(cache.root.rglob("*.deleted"))
 
 
-def test_the_tree_of_a_build_that_failed_today_goes_on_demand(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_option_prunes_young_work_folders(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     names = (f"{MOUNTS}/toolchain-llvm-tree-1", "work/campaign-1", f"{MOUNTS}/toolchain-ccache-01")
     cache.compiler_caches.mkdir()
     (cache.compiler_caches / "01.json").write_text('{"sources": ""}')
@@ -193,7 +193,7 @@ def test_the_tree_of_a_build_that_failed_today_goes_on_demand(cache: Cache, monk
     assert cache.record(OTHER).exists()
 
 
-def test_a_broken_record_or_image_does_not_stop_it(cache: Cache) -> None:
+def test_damaged_record_or_image_does_not_stop_prune(cache: Cache) -> None:
     (cache.records / ("9" * 64 + ".json")).write_text("{")
     layout = Layout(cache.images)
     layout.blob(layout.resolve(image_tag("llvm-triton-old-debian13", OTHER)).digest).unlink()
@@ -205,7 +205,7 @@ def test_a_broken_record_or_image_does_not_stop_it(cache: Cache) -> None:
     assert not (cache.records / ("8" * 64 + ".json")).exists()
 
 
-def test_images_whose_records_are_of_another_format_go_at_once(cache: Cache) -> None:
+def test_image_with_a_record_of_another_format_is_pruned_at_once(cache: Cache) -> None:
     (row,) = plan(Request(cache=cache), "base")
     path = cache.record(str(row.planned.input_digest))
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "version": VERSION - 1}))
@@ -215,7 +215,7 @@ def test_images_whose_records_are_of_another_format_go_at_once(cache: Cache) -> 
     assert tag not in Layout(cache.images).refs()
 
 
-def test_an_image_counts_by_its_record_where_its_name_was_lost(cache: Cache) -> None:
+def test_untagged_image_is_kept_by_its_record(cache: Cache) -> None:
     (row,) = plan(Request(cache=cache), "base")
     (cache.images / "index.json").unlink()
     Layout(cache.images).ensure()
@@ -225,15 +225,15 @@ def test_an_image_counts_by_its_record_where_its_name_was_lost(cache: Cache) -> 
     assert find(cache, row.planned) is not None
 
 
-def test_an_image_that_was_made_again_is_not_as_old_as_the_first(cache: Cache) -> None:
+def test_rebuilt_image_has_the_age_of_the_rebuild(cache: Cache) -> None:
     used_mark(cache.record(OTHER)).touch()
     age(used_mark(cache.record(OTHER)), 60)
     cache.record(OTHER).touch()
     assert pruned(cache) == []
 
 
-def test_what_an_image_was_made_of_stays_with_it(cache: Cache) -> None:
-    """Its sources and patches, to reproduce it, and its wheels, which `--archive` writes."""
+def test_sources_and_wheels_of_a_kept_image_are_kept(cache: Cache) -> None:
+    """The sources and patches are needed to reproduce the image, and `--archive` writes the wheels."""
     store = Store(cache.store)
     store.partial.mkdir(parents=True)
     files = {"x.whl": b"wheel", "x.patch": b"patch"}
@@ -256,7 +256,7 @@ def test_what_an_image_was_made_of_stays_with_it(cache: Cache) -> None:
     assert not any(path.exists() for path in (*homes, tree))
 
 
-def test_what_a_bundle_brought_is_used_when_it_is_asked_for(cache: Cache, tmp_path: Path) -> None:
+def test_tree_and_patch_and_tag_of_a_bundle_are_kept_after_use(cache: Cache, tmp_path: Path) -> None:
     store = Store(cache.store)
     store.partial.mkdir(parents=True)
     (store.partial / "p.patch").write_bytes(b"patch")
@@ -274,7 +274,7 @@ def test_what_a_bundle_brought_is_used_when_it_is_asked_for(cache: Cache, tmp_pa
     assert layout.has(layout.resolve("some-base.bundle").digest)
 
 
-def test_what_a_kill_left_of_it_goes_with_the_next(cache: Cache) -> None:
+def test_leftovers_of_a_killed_prune_are_removed(cache: Cache) -> None:
     store = Store(cache.store)
     tree = store.tree(OTHER, lambda folder: (folder / "text").touch())
     half = tree.with_name(f".{tree.name}{'.deleted'}")
@@ -288,8 +288,8 @@ def test_what_a_kill_left_of_it_goes_with_the_next(cache: Cache) -> None:
     assert [kind(cache, item) for item in pruned(cache)] == ["source"]
 
 
-def test_what_a_killed_invocation_left_for_nobody_goes_at_once(cache: Cache) -> None:
-    """A `publish` that is killed leaves its evidence; no later one continues it."""
+def test_leftovers_of_a_killed_command_are_pruned_at_once(cache: Cache) -> None:
+    """For example, a killed `publish` leaves its evidence, which no later command continues."""
     (cache.store / "partial").mkdir(parents=True)
     cache.work.mkdir(exist_ok=True)
     left = [
@@ -320,8 +320,8 @@ def test_what_a_killed_invocation_left_for_nobody_goes_at_once(cache: Cache) -> 
     assert all(path.exists() for path in (*stays, download)), "a later invocation goes on with these"
 
 
-def test_every_passing_folder_in_the_cache_is_known_by_its_name() -> None:
-    """Else what a kill leaves of it stays for a month."""
+def test_prune_knows_the_prefix_of_every_temporary_folder() -> None:
+    """Otherwise, the folder of a killed command would be kept until it is old."""
     names = {
         name
         for path in Path(cache_usage.__file__).parents[1].rglob("*.py")
@@ -329,13 +329,13 @@ def test_every_passing_folder_in_the_cache_is_known_by_its_name() -> None:
         for name in re.findall(where, path.read_text())
     }
     assert names >= {"archive-", "bundle-", "evidence-", "git-", "pip-", "reuse-"}
-    names -= {"kernels-", "read-back-"}  # inside the folder of a stage or of a copy, which is removed as a whole
+    names -= {"kernels-", "read-back-"}  # these are in the folder of a stage or of a copy, which is removed as a whole
     assert [name for name in sorted(names) if not SCRATCH.fullmatch(f"{name}a1b2c3_d")] == []
 
 
 @pytest.mark.parametrize("named", ["nothing", "CACHEDIR.TAG", "images/oci-layout", "toolchain-cache"])
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, named: str) -> None:
-    """Also where another program's cache is, and after this tool worked there."""
+def test_unmarked_folder_is_not_pruned(tmp_path: Path, named: str) -> None:
+    """This also holds for another program's cache, and after `Cache.make` was called for the folder."""
     thesis = tmp_path / "work" / "thesis" / "t.tex"
     thesis.parent.mkdir(parents=True)
     thesis.touch()
@@ -354,7 +354,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, named: str) -> 
     assert thesis.exists()
 
 
-def test_only_a_folder_that_was_made_or_empty_is_marked(tmp_path: Path) -> None:
+def test_new_folder_is_marked_as_a_cache_by_a_regular_file(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "locks" / "locks").mkdir(parents=True)
     (tmp_path / "lists" / "apt").mkdir(parents=True)
@@ -368,7 +368,7 @@ def test_only_a_folder_that_was_made_or_empty_is_marked(tmp_path: Path) -> None:
     assert not Cache(tmp_path / "new").is_ours
 
 
-def test_nothing_outside_is_reached_by_a_link(cache: Cache, tmp_path: Path) -> None:
+def test_prune_follows_no_link_out_of_the_cache(cache: Cache, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (outside / "files" / "x").mkdir(parents=True)
     (outside / "files" / "x" / "mine").touch()
@@ -381,7 +381,7 @@ def test_nothing_outside_is_reached_by_a_link(cache: Cache, tmp_path: Path) -> N
     assert (outside / "files" / "x" / "mine").exists()
 
 
-def test_what_cannot_be_removed_is_told_and_the_rest_goes(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_reports_failures_and_removes_the_rest(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("llvm-1", "llvm-2"):
         (cache.work / name).mkdir(parents=True)
         age(cache.work / name, 60)
@@ -397,8 +397,8 @@ def test_what_cannot_be_removed_is_told_and_the_rest_goes(cache: Cache, monkeypa
     assert [row["name"] for row in json.loads(done_.stdout)["failed"]]
 
 
-def test_what_is_young_and_has_no_name_yet_stays(cache: Cache) -> None:
-    """A build in an empty folder begins without the lock."""
+def test_young_unreferenced_blob_is_kept(cache: Cache) -> None:
+    """A build in an empty folder begins without the lock, so a young blob may belong to it."""
     layout = Layout(cache.images)
     blob = layout.put_bytes(b"{}", "application/json")
     assert prune(cache, unused_for=DAY).failed == ()
@@ -409,7 +409,7 @@ def test_what_is_young_and_has_no_name_yet_stays(cache: Cache) -> None:
 
 
 def held(cache: Cache) -> bool:
-    """Whether no one may have the folder alone."""
+    """Return whether this process prevents an exclusive lock on the cache."""
     try:
         with alone(cache):
             return False
@@ -417,7 +417,7 @@ def held(cache: Cache) -> bool:
         return f"by pid {os.getpid()}" in error.what
 
 
-def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
+def test_alone_fails_at_once_and_in_use_waits_for_it(cache: Cache) -> None:
     with in_use(cache), in_use(cache):
         assert held(cache)
     assert not held(cache)
@@ -436,7 +436,7 @@ def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
     assert child.communicate(timeout=300)[0] == "in\n"
 
 
-def test_the_size_of_a_linked_cache(cache: Cache, tmp_path: Path) -> None:
+def test_size_of_a_linked_cache_is_that_of_its_target(cache: Cache, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(cache.root)
     done = CliRunner().invoke(app, ["cache", "ls", "--cache", str(link), "--json"])

@@ -1,4 +1,4 @@
-"""Our kernels held against what upstream's own compile script makes of the same rules."""
+"""Tests of the comparison of kernels with those that upstream's own compile script makes from the same rules."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def answer(sha256: str = "", *, code: int = 0, status: str = "", error: str = ""
     )
 
 
-def test_upstreams_script_is_given_the_signature_it_wrote(tmp_path: Path) -> None:
+def test_upstream_script_gets_the_signature_of_the_plan(tmp_path: Path) -> None:
     plan = read_plan(plan_of(tmp_path / "p", {"c1": ["a"]}), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
     arguments = upstream_arguments(plan.rules[0])
-    # What is known to be 1 is a constant to both.
+    # An argument that is known to be 1 is a constant for both sides.
     assert arguments[-1] == SIGNATURE.replace("u64:1", "1")
     assert arguments[0] == "/build/src/modules/flash/kernel/fwd.py"
     assert parse_signature(arguments[-1], [name for name, _ in plan.rules[0].signature], where="") == (
@@ -54,7 +54,7 @@ def test_upstreams_script_is_given_the_signature_it_wrote(tmp_path: Path) -> Non
 BOOM = answer(code=1, error="TypeError: boom")
 
 
-def test_the_same_bytes_and_the_same_failures_pass() -> None:
+def test_equal_objects_and_equal_failures_pass() -> None:
     counts = compare([entry("a", "done", "ff")], [entry("b", "failed")], {"a": answer("ff"), "b": BOOM})
     assert counts == {"sampled": 1, "equal": 1, "failures": 1, "alike": 1}
 
@@ -67,7 +67,7 @@ def test_the_same_bytes_and_the_same_failures_pass() -> None:
         ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(TypeError: boom\), an object there"),
     ],
 )
-def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, Answer], pattern: str) -> None:
+def test_other_bytes_or_a_failure_of_one_side_are_an_error(answers: dict[str, Answer], pattern: str) -> None:
     with pytest.raises(ContractError) as caught:
         compare([entry("a", "done", "ff")], [entry("b", "failed")], answers)
     assert re.search(pattern, caught.value.why)
@@ -77,7 +77,7 @@ def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, Answer
     ("status", "reason", "exit_code", "there", "alike"),
     [
         ("failed", "TypeError: boom", None, answer(code=1, error="TypeError: boom"), True),
-        # The script did not come so far as to compile.
+        # The script failed before it compiled the kernel.
         ("failed", "TypeError: boom", None, answer(code=2), False),
         ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", -6, answer(code=-6), True),
         ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", -6, answer(code=1, error="OSError: no"), False),
@@ -87,7 +87,7 @@ def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, Answer
         ("timeout", "no result after 3 s", None, answer(status="Exception"), False),
     ],
 )
-def test_only_the_same_failure_is_alike(
+def test_only_the_same_failure_is_accepted(
     status: str, reason: str, exit_code: int | None, there: Answer, alike: bool
 ) -> None:
     bad = [entry("b", status, reason=reason, exit_code=exit_code)]
@@ -98,7 +98,7 @@ def test_only_the_same_failure_is_alike(
             compare([], bad, {"b": there})
 
 
-def test_what_ended_upstreams_script_is_found_in_what_it_said(tmp_path: Path) -> None:
+def test_answer_names_the_last_exception_of_the_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "try:\n    raise KeyError('inner')\nexcept KeyError as e:\n    raise ValueError('first\\nerror: more') from e\n"
@@ -111,8 +111,8 @@ def test_what_ended_upstreams_script_is_found_in_what_it_said(tmp_path: Path) ->
     assert (answer_["code"], answer_["error"], answer_["size"]) == (1, "ValueError: first", 0)
 
 
-def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_script(tmp_path: Path) -> None:
-    """Nothing bounds that script: it would take the machine's memory. One that ran for an hour gets an hour there."""
+def test_kernel_over_its_memory_limit_is_not_given_to_upstream_script(tmp_path: Path) -> None:
+    """The memory of the script has no limit. A kernel that timed out after an hour may also take an hour there."""
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b", "c"]})
     rules = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE).rules
     good, large, late = rules
@@ -144,11 +144,11 @@ def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_scri
 
 
 @pytest.mark.parametrize("printed", ["garbage", "[]", '{"id": 7}', '{"id": "x", "code": "0"}', "[" * 10**5])
-def test_what_is_no_answer_of_the_script_is_told(printed: str) -> None:
+def test_malformed_answer_of_the_script_is_an_error(printed: str) -> None:
     with refused("comparison-failed"):
         read_answers(printed)
 
 
-def test_a_rule_without_an_answer_is_told() -> None:
+def test_rule_without_an_answer_is_an_error() -> None:
     with refused("comparison-failed"):
         compare([entry("a", "done", "ff")], [], {})

@@ -1,4 +1,4 @@
-"""`verify` on false evidence of every kind: it names the first fault, and is never fooled into trust."""
+"""Tests of `verify` on true and false evidence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from toolchain.trust import attest, dsse, policy, sbom
 from toolchain.trust.policy import Policy, make_policy, normal_repository
 
 
-def test_all_is_well(stand: Stand) -> None:
+def test_signed_image_is_trusted(stand: Stand) -> None:
     stand.say_all()
     verdict = look(stand, source_repos=(LLVM,), source_only=True, max_age=30)
     assert (verdict.verdict, verdict.problems) == ("trusted", [])
@@ -51,7 +51,7 @@ def test_all_is_well(stand: Stand) -> None:
     assert str(len(FILES) + 1) in verdict.checks["sbom"]
 
 
-def test_without_a_key_nothing_is_trusted(stand: Stand) -> None:
+def test_verdict_without_a_key_is_intact(stand: Stand) -> None:
     assert look(stand, None).verdict == "intact"
     stand.say_all()
     verdict = look(stand, None)
@@ -59,19 +59,19 @@ def test_without_a_key_nothing_is_trusted(stand: Stand) -> None:
     assert "no signature was checked" in verdict.checks["sbom"]
 
 
-def test_nothing_signed(stand: Stand) -> None:
+def test_unsigned_image_is_untrusted(stand: Stand) -> None:
     assert wrong(look(stand)) == "signature-missing"
     stand.attach(canonical(stand.sbom()), sbom.SPDX.media_type)
     assert wrong(look(stand)) == "signature-missing"
     assert look(stand, None).verdict == "intact"
 
 
-def test_another_key(stand: Stand) -> None:
+def test_image_signed_by_another_key_is_untrusted(stand: Stand) -> None:
     stand.say_all()
     assert wrong(look(stand, ed25519_signer().public)) == "signature-other-key"
 
 
-def test_a_changed_payload(stand: Stand) -> None:
+def test_envelope_with_a_changed_payload_is_untrusted(stand: Stand) -> None:
     value = json.loads(dsse.sign(stand.provenance(), stand.signer).as_bytes())
     other = dsse.sign({**stand.provenance(), "predicateType": "x"}, stand.signer)
     value["payload"] = json.loads(other.as_bytes())["payload"]
@@ -79,7 +79,7 @@ def test_a_changed_payload(stand: Stand) -> None:
     assert wrong(look(stand)) == "signature-other-key"
 
 
-def test_one_of_the_two_is_missing(stand: Stand, tmp_path: Path) -> None:
+def test_image_without_a_signed_sbom_or_provenance_is_untrusted(stand: Stand, tmp_path: Path) -> None:
     stand.say(stand.sbom_statement())
     assert wrong(look(stand), "provenance") == "statement-other-key"
     other = Stand(Layout(tmp_path / "other"), tmp_path / "w", stand.image_facts, stand.signer)
@@ -88,7 +88,7 @@ def test_one_of_the_two_is_missing(stand: Stand, tmp_path: Path) -> None:
 
 
 def test_evidence_of_another_image(stand: Stand, tmp_path: Path) -> None:
-    """A true statement, truly signed, but about something else: attached here it proves nothing."""
+    """The statements are true and signed by the key, but their subject is another image."""
     other = Stand(Layout(tmp_path / "other"), tmp_path / "w", image_facts(image="other", partial="x"), stand.signer)
     changed = small_image(other.layout, other.work, files={TOOL: b"other"}, label=other.image_facts.record.input_digest)
     other.manifest, other.index = changed, write_index(other.layout, [changed])
@@ -97,7 +97,7 @@ def test_evidence_of_another_image(stand: Stand, tmp_path: Path) -> None:
     assert wrong(look(stand), "provenance") == "statement-other-image"
 
 
-def test_an_index_that_was_not_published(stand: Stand) -> None:
+def test_index_that_no_statement_names_is_untrusted(stand: Stand) -> None:
     stand.say_all()
     again = write_index(stand.layout, [stand.manifest], {"somebody": "else"})
     verdict = verify(stand.ref, stand.layout, again, key=stand.signer.public, now=NOW)
@@ -132,7 +132,9 @@ def _broken(files: list[dict[str, Any]]) -> None:
     ],
 )
 @pytest.mark.parametrize("signed", [True, False])
-def test_files_that_differ(stand: Stand, change: Any, file: str, id: str, signed: bool) -> None:
+def test_sbom_that_differs_from_the_layer_is_refused(
+    stand: Stand, change: Any, file: str, id: str, signed: bool
+) -> None:
     document = lie(stand, change)
     if signed:
         stand.say_all(sbom=document)
@@ -142,8 +144,8 @@ def test_files_that_differ(stand: Stand, change: Any, file: str, id: str, signed
 
 
 @pytest.mark.parametrize("signed", [True, False])
-def test_a_false_cyclonedx_is_refused_beside_a_true_spdx(stand: Stand, signed: bool) -> None:
-    """Scanners read it, so it must not say less than the layer holds."""
+def test_false_cyclonedx_is_refused_despite_a_true_spdx(stand: Stand, signed: bool) -> None:
+    """Scanners read the CycloneDX document, so it must list every file of the layer."""
     document = stand.cyclonedx()
     files = document["metadata"]["component"]["components"]
     files[:] = [row for row in files if row["name"] != TOOL]
@@ -153,7 +155,7 @@ def test_a_false_cyclonedx_is_refused_beside_a_true_spdx(stand: Stand, signed: b
     else:
         stand.attach(canonical(document), sbom.CYCLONEDX.media_type)
     assert wrong(look(stand) if signed else look(stand, None), TOOL) == "sbom-lacks-file"
-    # One true document is enough, whoever attached the other.
+    # One true document is enough, because a false one may come from anyone.
     true = canonical(stand.cyclonedx())
     if signed:
         stand.say(attest.statement(stand.subjects(), sbom.CYCLONEDX.predicate, stand.cyclonedx()))
@@ -172,21 +174,21 @@ def test_a_cyclonedx_that_hides_a_prebuilt_input_is_refused(tmp_path: Path) -> N
     assert wrong(look(stand)) == "prebuilt-lists-differ"
 
 
-def test_an_sbom_of_another_image(stand: Stand) -> None:
+def test_sbom_of_another_image_is_refused(stand: Stand) -> None:
     document = stand.sbom()
     document["packages"][0]["checksums"][0]["checksumValue"] = "3" * 64
     stand.say_all(sbom=document)
     assert wrong(look(stand), f"sha256:{'3' * 64}", stand.manifest.digest) == "sbom-other-image"
 
 
-def test_an_sbom_of_another_layer(stand: Stand) -> None:
+def test_sbom_of_another_layer_is_refused(stand: Stand) -> None:
     document = stand.sbom()
     document["packages"][0]["sourceInfo"] = f"files are those of the layer with diff_id sha256:{'3' * 64}"
     stand.say_all(sbom=document)
     assert wrong(look(stand)) == "sbom-other-layer"
 
 
-def test_what_was_built_from_elsewhere(stand: Stand) -> None:
+def test_source_outside_the_policy_is_refused(stand: Stand) -> None:
     stand.say_all()
     for good in ("llvm/llvm-project", "LLVM/llvm-project", f"{LLVM}.git", f"{LLVM}/"):
         assert look(stand, source_repos=(normal_repository(good),)).verdict == "trusted"
@@ -197,7 +199,7 @@ def test_what_was_built_from_elsewhere(stand: Stand) -> None:
         assert wrong(look(stand, source_repos=(normal_repository(bad),)), "llvm", LLVM) == "source-other-repository"
 
 
-def test_every_source_counts(stand: Stand) -> None:
+def test_source_policy_applies_to_every_source(stand: Stand) -> None:
     statement = stand.provenance()
     rows = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     rows.insert(0, {**rows[0], "name": "more", "annotations": {**rows[0]["annotations"], "repository": "local"}})
@@ -205,7 +207,7 @@ def test_every_source_counts(stand: Stand) -> None:
     assert wrong(look(stand, source_repos=(LLVM,)), "more", "local") == "source-other-repository"
 
 
-def test_a_tool_is_no_source(stand: Stand) -> None:
+def test_source_policy_ignores_build_tools(stand: Stand) -> None:
     statement = stand.provenance()
     rows = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     about = {**rows[0]["annotations"], "repository": "pypi", "role": "tool"}
@@ -220,19 +222,19 @@ def inner(stand: Stand, **changes: Any) -> dict[str, Any]:
     return statement
 
 
-def test_a_provenance_that_contradicts_itself(stand: Stand) -> None:
+def test_provenance_whose_inputs_differ_from_their_digest_is_refused(stand: Stand) -> None:
     stand.say_all(provenance=inner(stand, inputs={"stage": "other"}))
     assert wrong(look(stand)) == "provenance-digest-mismatch"
 
 
-def test_a_provenance_of_other_inputs(stand: Stand, tmp_path: Path) -> None:
+def test_provenance_whose_inputs_differ_from_the_label_is_refused(stand: Stand, tmp_path: Path) -> None:
     other = Stand(Layout(tmp_path / "o"), tmp_path / "w", image_facts(inputs={"stage": "llvm", "sources": []}))
     said = other.provenance()["predicate"]["buildDefinition"]["internalParameters"]
     stand.say_all(provenance=inner(stand, inputs=said["inputs"], inputDigest=said["inputDigest"]))
     assert wrong(look(stand)) == "provenance-label-mismatch"
 
 
-def test_a_provenance_of_another_kind(stand: Stand) -> None:
+def test_provenance_with_another_build_type_is_refused(stand: Stand) -> None:
     statement = stand.provenance()
     statement["predicate"]["buildDefinition"]["buildType"] = "https://else.example/build"
     stand.say_all(provenance=statement)
@@ -248,7 +250,7 @@ def test_a_provenance_of_another_kind(stand: Stand) -> None:
         ("buildDefinition", "resolvedDependencies", 0, "annotations", "ref"),
     ],
 )
-def test_a_malformed_provenance(stand: Stand, gone: tuple[str | int, ...]) -> None:
+def test_malformed_provenance_is_refused(stand: Stand, gone: tuple[str | int, ...]) -> None:
     statement = stand.provenance()
     part: Any = statement["predicate"]
     for key in gone[:-1]:
@@ -276,13 +278,13 @@ def test_prebuilt_things_need_a_name(tmp_path: Path) -> None:
     assert wrong(look(stand, source_only=True, allow=("other",)), "triton-wheel") == "prebuilt-forbidden"
 
 
-def test_prebuilt_things_cannot_be_hidden_in_one_place(tmp_path: Path) -> None:
+def test_prebuilt_lists_of_sbom_and_provenance_must_agree(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", image_facts(binaries=["triton-wheel"]))
     stand.say_all(provenance=inner(stand, binaries=[]))
     assert wrong(look(stand, source_only=True)) == "prebuilt-lists-differ"
 
 
-def test_an_image_without_layers(stand: Stand) -> None:
+def test_sbom_of_an_image_without_layers_is_refused(stand: Stand) -> None:
     value = {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": []}}
     config = stand.layout.put_json(value, media.CONFIG)
     manifest = {"schemaVersion": 2, "mediaType": media.MANIFEST, "config": config.as_json(), "layers": []}
@@ -293,8 +295,8 @@ def test_an_image_without_layers(stand: Stand) -> None:
     assert wrong(verify(stand.ref, stand.layout, empty, now=NOW)) == "sbom-without-layer"
 
 
-def test_another_image_under_this_name(stand: Stand) -> None:
-    """Whoever may push can move a name; what is trusted says what it is, and can be demanded."""
+def test_image_name_can_be_required(stand: Stand) -> None:
+    """Anyone who may push can move a tag, so a caller can require the name that the provenance contains."""
     stand.say_all()
     name = stand.image_facts.record.image
     said = look(stand, image=name).as_json()["provenance"]
@@ -306,14 +308,14 @@ def test_another_image_under_this_name(stand: Stand) -> None:
         "kernel_stores": [], "command": "toolchain build llvm --base debian13",
     }  # fmt: skip
     other = stand.provenance()
-    del other["predicate"]["buildDefinition"]["externalParameters"]  # another tool's, say
+    del other["predicate"]["buildDefinition"]["externalParameters"]  # as in the provenance of another tool
     assert said == {**policy.summary(other), "contract": True, "command": said["command"]}
     assert policy.summary(other)["command"] == ""
     assert wrong(look(stand, image="aotriton-gfx942"), name, "aotriton-gfx942") == "provenance-other-image"
     assert "provenance" not in look(stand, image="aotriton-gfx942").as_json()
 
 
-def test_how_it_was_built_can_be_demanded(tmp_path: Path) -> None:
+def test_isolation_and_an_empty_compiler_cache_can_be_required(tmp_path: Path) -> None:
     for number, (facts, isolation, wanted) in enumerate((
         ({}, {"mode": "chroot", "measures": "sha256:1"}, ""),
         ({"compiler_cache": "0123456789abcdef"}, {"mode": "chroot"}, "0123456789abcdef"),
@@ -343,15 +345,15 @@ def test_kernels_from_a_store_can_be_refused(tmp_path: Path, row: dict[str, Any]
 
 
 @pytest.mark.parametrize("rows", [[{}], ["x"], 5, [{**STORED, "kernels": "many"}]])
-def test_kernel_stores_in_another_form_are_refused(stand: Stand, rows: Any) -> None:
+def test_malformed_kernel_stores_are_refused(stand: Stand, rows: Any) -> None:
     other = stand.provenance()
     other["predicate"]["buildDefinition"]["internalParameters"]["kernelStores"] = rows
     stand.say_all(provenance=other)
     assert wrong(look(stand), "provenance") == "statement-malformed"
 
 
-def test_one_build_as_the_policy_demands_is_enough(tmp_path: Path) -> None:
-    """Built again, the same bytes have the same digest, and the first provenance stays beside the second."""
+def test_one_provenance_that_meets_the_policy_is_enough(tmp_path: Path) -> None:
+    """If a rebuild gives the same bytes, the digest is the same, so the image has the provenances of both builds."""
     isolated = image_facts(facts={"compiler_cache": "0123456789abcdef"})
     stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", isolated)
     stand.say_all()
@@ -361,8 +363,8 @@ def test_one_build_as_the_policy_demands_is_enough(tmp_path: Path) -> None:
     assert wrong(look(stand, fresh=True, isolated=True), "policy"), "no build was both"
 
 
-def test_bytes_come_first(stand: Stand) -> None:
-    """A flipped bit in the layer is reported as such, whatever else is wrong."""
+def test_changed_layer_is_reported_before_other_faults(stand: Stand) -> None:
+    """The image is also unsigned."""
     layer = stand.layout.children(stand.manifest)[1]
     content = bytearray(stand.layout.blob(layer.digest).read_bytes())
     content[-20] ^= 1
@@ -372,8 +374,8 @@ def test_bytes_come_first(stand: Stand) -> None:
     assert verdict.checks == {}
 
 
-def test_an_image_that_is_listed_as_something_else_too(stand: Stand) -> None:
-    """Programs that pass over the first entry take the second one."""
+def test_image_listed_also_with_another_media_type_is_checked(stand: Stand) -> None:
+    """A program that skips the first entry, because of its media type, takes the second one."""
     other = small_image(stand.layout, stand.work, files=FILES | {"usr/other": b"1"}, arch="arm64")
     stand.say_all(sbom=lie(stand, drop_file))
     listed = [replace(stand.manifest, media_type="application/octet-stream"), stand.manifest, other]
@@ -383,8 +385,8 @@ def test_an_image_that_is_listed_as_something_else_too(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [1], {"Labels": [1]}, {"Labels": {"toolchain.input-digest": 5}}])
-def test_a_config_that_is_none(stand: Stand, value: Any) -> None:
-    """Whoever may push may also push nonsense: it is a verdict, not a crash."""
+def test_malformed_config_does_not_break_verify(stand: Stand, value: Any) -> None:
+    """Anyone who may push can push such a config."""
     config = stand.layout.children(stand.manifest)[0]
     other = stand.layout.put_json({**stand.layout.read_json(config), "config": value}, media.CONFIG)
     manifest = {**stand.layout.read_json(stand.manifest), "config": other.as_json()}
@@ -400,7 +402,7 @@ def test_both_images_of_an_index_must_be_signed(stand: Stand) -> None:
     assert wrong(look(stand)) in {"statement-other-image", "signature-missing"}
 
 
-def test_policies_from_options() -> None:
+def test_policy_is_made_from_options() -> None:
     several = make_policy("source-only, isolated,fresh")
     assert (several.source_only, several.isolated, several.fresh) == (True, True, True)
     made = make_policy("source-only", allow=["a"], source_repos=["triton-lang/triton"], max_age=1)
@@ -421,8 +423,10 @@ def test_policies_from_options() -> None:
             normal_repository(bad)
 
 
-def test_a_tag_that_moves_while_it_is_pulled(stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was resolved is pulled and judged, by digest; the next look sees the other image, and judges that."""
+def test_tag_that_moves_during_a_pull_is_resolved_once(
+    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image is pulled and verified by the resolved digest; the next pull gets the other image."""
     stand.say_all()
     other = write_index(stand.layout, [small_image(stand.layout, stand.work, files={"usr/lib64/thing/x": b"evil"})])
     with fake_registry() as server, Registry(server.host, login="") as registry:
@@ -445,8 +449,8 @@ def test_a_tag_that_moves_while_it_is_pulled(stand: Stand, tmp_path: Path, monke
             assert verify(ref, own, top, key=stand.signer.public, registry=registry, now=NOW).verdict == verdict
 
 
-def test_an_older_image_under_a_tag(stand: Stand, tmp_path: Path) -> None:
-    """A registry can serve what the key signed before. Age and inputs tell it from the newer image, names do not."""
+def test_older_signed_image_is_refused_by_its_age_or_inputs(stand: Stand, tmp_path: Path) -> None:
+    """A registry can serve an older image that the key signed, whose name is the same as that of the newer image."""
     stand.say_all()
     older = stand.image_facts.record
     newer = image_facts(inputs={**older.inputs, "base": f"sha256:{'e' * 64}"}, finished=FINISHED + 9 * 86400)
@@ -459,8 +463,8 @@ def test_an_older_image_under_a_tag(stand: Stand, tmp_path: Path) -> None:
     assert look(stand, image=newer.record.image).verdict == "trusted", "two builds of one name differ in their inputs"
 
 
-def test_referrers_that_change_while_an_image_is_verified(stand: Stand) -> None:
-    """The list is asked for once, and what is believed is the bytes that were read once."""
+def test_referrers_of_a_subject_are_requested_once(stand: Stand) -> None:
+    """The registry of this test returns the referrers of a subject only for the first request."""
     stand.say_all()
     with fake_registry() as server, Registry(server.host, login="") as registry:
         ref = RegistryRef(server.host, "x", "t")

@@ -1,4 +1,4 @@
-"""`verify` beside what strangers attach, and what is there for other verifiers: neither changes what it says."""
+"""Tests that foreign attachments, and evidence for other verifiers, do not change the verdict of `verify`."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from toolchain.trust import cosign, dsse, keyless, sbom
 from toolchain.trust.keys import Signer
 
 
-def test_what_others_attach_does_no_harm(stand: Stand) -> None:
+def test_foreign_attachments_do_not_change_the_verdict(stand: Stand) -> None:
     stranger = ed25519_signer()
     stand.say({"_type": "nonsense"}, stranger)
     stand.attach(b"no envelope at all")
     stand.attach(b"{}", sbom.SPDX.media_type)
     stand.attach(b"anything", "text/plain")
     stand.say(stand.provenance(), stranger)
-    stand.say_all(sbom=lie(stand, drop_file))  # an old mistake of our own
+    stand.say_all(sbom=lie(stand, drop_file))  # a false SBOM that the key signed
     stand.say(stand.sbom_statement())
     assert look(stand).verdict == "trusted"
     assert look(stand, None).verdict == "intact"
@@ -59,15 +59,15 @@ def test_what_others_attach_does_no_harm(stand: Stand) -> None:
     ],
     ids=["half a surrogate", "half a surrogate in a bundle", "deep", "deeper"],
 )
-def test_what_no_json_of_ours_holds_is_passed_over(stand: Stand, content: bytes, kind: str) -> None:
+def test_attachment_with_ambiguous_or_deep_json_is_skipped(stand: Stand, content: bytes, kind: str) -> None:
     stand.say_all()
     stand.attach(content, kind)
     assert look(stand).verdict == "trusted"
     assert look(stand, None).verdict == "intact"
 
 
-def test_entries_of_others_that_are_broken_hide_nothing(stand: Stand) -> None:
-    """In a folder that others fill too, and in the list that a registry without the API keeps under a tag."""
+def test_broken_entries_of_a_layout_do_not_hide_evidence(stand: Stand) -> None:
+    """Other programs may write to the same layout."""
     stand.say_all()
     stand.layout.add(stand.layout.put_bytes(b"no json", media.MANIFEST))
     damaged = stand.layout.put_json({"schemaVersion": 2, "config": {}}, media.MANIFEST)
@@ -76,7 +76,7 @@ def test_entries_of_others_that_are_broken_hide_nothing(stand: Stand) -> None:
     assert look(stand).verdict == "trusted"
 
 
-def test_broken_entries_of_a_list_hide_nothing(stand: Stand) -> None:
+def test_broken_entries_of_a_fallback_tag_do_not_hide_evidence(stand: Stand) -> None:
     stand.say_all()
     with fake_registry(api=False) as server:
         dest = RegistryRef(server.host, "n/thing")
@@ -94,8 +94,8 @@ def test_broken_entries_of_a_list_hide_nothing(stand: Stand) -> None:
     assert verdict.verdict == "trusted"
 
 
-def test_a_blob_that_is_shorter_than_promised_is_passed_over(stand: Stand) -> None:
-    """A registry that ignores Range sends it again and again; that is not a network error."""
+def test_blob_shorter_than_its_descriptor_is_skipped(stand: Stand) -> None:
+    """A registry that ignores Range sends the whole blob at each attempt, which is not a network error."""
     stand.say_all()
     short = stand.layout.put_bytes(b"abc", sbom.SPDX.media_type)
     with fake_registry() as server:
@@ -114,7 +114,7 @@ def test_a_blob_that_is_shorter_than_promised_is_passed_over(stand: Stand) -> No
     assert verdict.verdict == "trusted"
 
 
-def test_indexes_without_an_end(stand: Stand, tmp_path: Path) -> None:
+def test_deeply_nested_indexes_are_refused(stand: Stand, tmp_path: Path) -> None:
     top = stand.index
     for _ in range(1500):
         value = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [top.plain.as_json()]}
@@ -125,7 +125,7 @@ def test_indexes_without_an_end(stand: Stand, tmp_path: Path) -> None:
         fetch_image(stand.ref.at(tag="deep"), Layout(tmp_path / "there").ensure())
 
 
-def test_damaged_evidence_counts_as_none(stand: Stand) -> None:
+def test_damaged_evidence_is_ignored(stand: Stand) -> None:
     stand.say(stand.provenance())
     blob = stand.attach(dsse.sign(stand.sbom_statement(), stand.signer).as_bytes())
     path = stand.layout.blob(blob.digest)
@@ -135,10 +135,10 @@ def test_damaged_evidence_counts_as_none(stand: Stand) -> None:
     assert wrong(look(stand), "sbom") == "statement-other-key"
 
 
-def test_what_others_attach_is_not_all_kept(
+def test_attachments_above_the_memory_limit_are_skipped(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some things of half a gigabyte each would fill any memory; a false size does not help."""
+    """A few attachments of half a gigabyte each could fill the memory. The limit also holds for a false size."""
     stand.say_all()
     monkeypatch.setattr("toolchain.trust.statements._MOST_BYTES", 20_000)
     for number in range(40):
@@ -154,7 +154,7 @@ def test_what_others_attach_is_not_all_kept(
     assert all(len(one.content) < 30_000 for one in kept)
 
 
-def test_an_artifact_of_several_envelopes(stand: Stand) -> None:
+def test_artifact_with_several_envelopes_is_read(stand: Stand) -> None:
     """Other tools put all statements about an image into one artifact."""
     said = [dsse.sign(one, stand.signer).as_bytes() for one in (stand.sbom_statement(), stand.provenance())]
     blobs = [stand.layout.put_bytes(content, dsse.MEDIA_TYPE) for content in said]
@@ -163,11 +163,11 @@ def test_an_artifact_of_several_envelopes(stand: Stand) -> None:
     assert look(stand).verdict == "trusted"
 
 
-# What is there for other verifiers
+# Evidence for other verifiers
 
 
 def _tagged(stand: Stand, signer: Signer, digest: str, *envelopes: dsse.Envelope) -> None:
-    """A signature that names `digest`, and envelopes, under the tags of this image."""
+    """Store a signature of `digest`, and envelopes, under the tags of the image and of its index."""
     for subject in (stand.manifest, stand.index):
         signed = cosign.signature_layer(stand.layout, signer, "h.example/x", digest)
         layers = [cosign.attestation_layer(stand.layout, one.as_bytes(), "x") for one in envelopes]
@@ -181,7 +181,7 @@ def _truths(stand: Stand, signer: Signer) -> list[dsse.Envelope]:
 
 
 def _elsewhere(stand: Stand, tmp_path: Path) -> list[dsse.Envelope]:
-    """What our key truly said, about another image."""
+    """Return true statements about another image, signed by the key of `stand`."""
     other = Stand(Layout(tmp_path / "other"), tmp_path / "w", image_facts(image="other", partial="x"), stand.signer)
     other.manifest = small_image(
         other.layout, other.work, files={TOOL: b"x"}, label=other.image_facts.record.input_digest
@@ -190,8 +190,8 @@ def _elsewhere(stand: Stand, tmp_path: Path) -> list[dsse.Envelope]:
     return _truths(other, stand.signer)
 
 
-def test_signatures_under_tags_do_not_count(stand: Stand) -> None:
-    """Good ones of our own key: they name a digest, and `verify` wants to know how it was made."""
+def test_evidence_under_cosign_tags_is_ignored(stand: Stand) -> None:
+    """The signatures and statements are valid and made by the key, but `verify` does not read cosign's tags."""
     for digest in (stand.manifest.digest, stand.index.digest):
         _tagged(stand, stand.signer, digest, *_truths(stand, stand.signer))
     assert wrong(look(stand)) == "signature-missing"
@@ -202,7 +202,9 @@ def test_signatures_under_tags_do_not_count(stand: Stand) -> None:
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("whose", ["a stranger's", "about another image"])
 @pytest.mark.parametrize("form", ["tags", "bundles"])
-def test_what_is_planted_changes_no_verdict(stand: Stand, tmp_path: Path, signed: bool, whose: str, form: str) -> None:
+def test_planted_evidence_does_not_change_the_verdict(
+    stand: Stand, tmp_path: Path, signed: bool, whose: str, form: str
+) -> None:
     if signed:
         stand.say_all()
     stranger = ed25519_signer()
@@ -211,7 +213,7 @@ def test_what_is_planted_changes_no_verdict(stand: Stand, tmp_path: Path, signed
     if form == "tags":
         _tagged(stand, signer, stand.index.digest, *planted)
     for one in planted if form == "bundles" else ():
-        # It claims our key, as anybody may.
+        # The bundle names the trusted key, which anyone can write into a bundle.
         stand.attach(cosign.bundle(one, stand.signer.public), keyless.MEDIA_TYPE)
     verdict = look(stand)
     if signed:
@@ -225,9 +227,9 @@ def test_what_is_planted_changes_no_verdict(stand: Stand, tmp_path: Path, signed
         assert wrong(verdict) == said["tags" if form == "tags" else whose]
 
 
-def test_bundles_of_the_key_count(stand: Stand) -> None:
+def test_bundle_signed_by_the_key_is_trusted(stand: Stand) -> None:
     for one in _truths(stand, stand.signer):
-        # Whatever it says about key and log: only the signature is looked at, by the key that was given.
+        # The key and the log entry in the bundle are false, but `verify` checks only the signature, by the given key.
         value = json.loads(cosign.bundle(one, ed25519_signer().public))
         value["verificationMaterial"] |= {"publicKey": {"hint": "else"}, "tlogEntries": [{"logIndex": "1"}]}
         stand.attach(canonical(value), keyless.MEDIA_TYPE)
@@ -237,7 +239,7 @@ def test_bundles_of_the_key_count(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"dsseEnvelope":7}', b"[" * 100_000, b'{"dsseEnvelope":{}}'])
-def test_what_is_no_bundle(stand: Stand, content: bytes) -> None:
+def test_malformed_bundle_is_skipped(stand: Stand, content: bytes) -> None:
     stand.say_all()
     stand.attach(content, keyless.MEDIA_TYPE)
     assert look(stand).verdict == "trusted"
@@ -253,14 +255,14 @@ def test_what_is_no_bundle(stand: Stand, content: bytes) -> None:
         {"subject": 7},
     ],
 )
-def test_a_further_statement_of_the_same_key_changes_nothing(stand: Stand, change: dict[str, Any]) -> None:
-    """Whoever may push can attach what this key once signed for something else."""
+def test_malformed_statement_of_the_same_key_is_skipped(stand: Stand, change: dict[str, Any]) -> None:
+    """Anyone who may push can attach a statement that the key signed for another purpose."""
     stand.say_all()
     stand.say({**stand.provenance(), **change})
     assert look(stand).verdict == "trusted"
 
 
-def test_an_envelope_of_very_many_signatures_is_not_looked_at(stand: Stand) -> None:
+def test_envelope_with_too_many_signatures_is_skipped(stand: Stand) -> None:
     stand.say_all()
     signed = json.loads(dsse.sign(stand.provenance(), stand.signer).as_bytes())
     signed["signatures"] *= dsse.MOST_SIGNATURES + 1

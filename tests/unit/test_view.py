@@ -1,4 +1,4 @@
-"""Which files belong to root in containers."""
+"""Tests of the files that belong to root in containers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolchain.engine import view
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT ROOT: only root can give files to other users")
-def test_files_that_are_added_to_an_owned_folder(tmp_path: Path) -> None:
+def test_whole_option_of_own_includes_files_added_later(tmp_path: Path) -> None:
     first, _ = view.ids()
     folder = tmp_path / "plan"
     view.own(folder)

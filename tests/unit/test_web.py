@@ -1,4 +1,4 @@
-"""Attempts: what is waited for, what counts as progress, and when it is enough."""
+"""Tests of repeated requests, and of the errors of connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain.oci.registry import Registry
 PROBLEM = RegistryError("test-error", "it fails")
 
 
-def test_waits_grow_and_what_the_server_asks_for_counts() -> None:
+def test_waits_grow_and_follow_the_request_of_the_server() -> None:
     waits: list[float] = []
     answers: list[str | None] = [None, None, "7", "999999", "Wed, 21 Oct 2026 07:28:00 GMT", None, None]
     left = iter(answers)
@@ -27,7 +27,7 @@ def test_waits_grow_and_what_the_server_asks_for_counts() -> None:
     assert waits == [2.0, 4.0, 7.0, LONGEST_ASKED, LONGEST_BACKOFF, LONGEST_BACKOFF, LONGEST_BACKOFF]
 
 
-def test_it_ends_with_the_last_problem() -> None:
+def test_retries_end_with_the_last_error() -> None:
     waits: list[float] = []
 
     def once() -> None:
@@ -39,7 +39,7 @@ def test_it_ends_with_the_last_problem() -> None:
     assert caught.value.__suppress_context__, "what HTTP libraries raise holds tokens"
 
 
-def test_only_what_was_never_reached_is_progress() -> None:
+def test_only_a_new_highest_position_is_progress() -> None:
     waits: list[float] = []
     positions = iter(
         PROGRESS * place + more for place, more in ((1, 0), (2, 0), (3, 0), (3, PROGRESS - 1), (2, 0), (3, 0))
@@ -60,11 +60,11 @@ def test_only_what_was_never_reached_is_progress() -> None:
     ("host", "here"),
     [("localhost", True), ("127.0.0.9", True), ("::1", True), ("10.0.0.1", False), ("x", False), (None, False)],
 )
-def test_which_host_is_this_machine(host: str | None, here: bool) -> None:
+def test_is_loopback_recognises_local_hosts(host: str | None, here: bool) -> None:
     assert is_loopback(host) is here
 
 
-def test_a_host_that_refuses_is_told_without_names_of_our_classes(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_connection_is_reported_without_class_names(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -76,7 +76,7 @@ def test_a_host_that_refuses_is_told_without_names_of_our_classes(caplog: pytest
     assert "Bounded" not in said
 
 
-def test_a_socks_proxy_is_no_fault_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socks_proxy_is_reported_as_an_unreachable_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "socks5h://127.0.0.1:1")
     with Registry("registry.test", attempts=0) as registry, pytest.raises(UnreachableError) as caught:
         registry.get_manifest("ns/thing", "latest")

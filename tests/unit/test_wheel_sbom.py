@@ -48,11 +48,11 @@ def hashed(content: bytes) -> str:
 
 
 def wheel_at(folder: Path, *, changed: dict[str, bytes | None] | None = None, name: str = NAME) -> Path:
-    """Write a wheel whose RECORD is in the middle, as setuptools leaves it where a licence follows.
+    """Write a wheel whose RECORD is followed by other files, as setuptools does if there is a licence.
 
     Args:
-        changed: further or other content by name; None leaves a file out. RECORD lists the files with it, if it is not
-            changed itself.
+        changed: additional or changed content by name; None omits a file. RECORD lists the resulting files, unless it
+            is changed itself.
     """
     files: dict[str, bytes | None] = {
         "demo/__init__.py": b"x = 1\n" * 500,
@@ -104,7 +104,7 @@ def test_equal_wheels_get_equal_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert wheels[0].read_bytes() == wheels[1].read_bytes()
 
 
-def test_the_document_is_valid_and_its_bytes_belong_to_this_version_of_the_writer() -> None:
+def test_document_is_valid_and_has_the_recorded_bytes_of_the_writer() -> None:
     document = document_of("demo", "1.0", CONTENTS)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(document.decode()) is None
     recorded = (1, "sha256:c4f2cb5fc9a855f84b8b25a16b2e4e151a83c937408a26cc017a20b53d649380")
@@ -122,7 +122,7 @@ def test_pip_installs_the_wheel_and_finds_the_sbom(tmp_path: Path) -> None:
 
 
 def test_the_document_depends_on_the_inputs_only() -> None:
-    """The names of patch files and folders, and mirrors, are no part of an input digest."""
+    """An input digest does not cover the names of patch files and folders, nor the mirror of an archive."""
     patch, digest = Patch("a.patch", f"sha256:{'2' * 64}"), f"sha256:{'3' * 64}"
     one = RecordedSource(name="triton", ref="local:a", repository="local", kind="local", locked=False, digest=digest,
                          patches=(patch,))  # fmt: skip
@@ -156,7 +156,7 @@ METADATA = f"{INFO}/METADATA"
         ("wheel-record-mismatch", {RECORD: b'"demo'}),
     ],
 )  # fmt: skip
-def test_a_wheel_that_cannot_take_one_stays_as_it_is(tmp_path: Path, id: str, changed: dict[str, bytes | None]) -> None:
+def test_wheel_that_cannot_get_an_sbom_is_unchanged(tmp_path: Path, id: str, changed: dict[str, bytes | None]) -> None:
     wheel = wheel_at(tmp_path, changed=changed)
     before = wheel.read_bytes()
     with refused(id):
@@ -166,7 +166,7 @@ def test_a_wheel_that_cannot_take_one_stays_as_it_is(tmp_path: Path, id: str, ch
 
 @pytest.mark.parametrize("row", ["{0},sha256=abc,3000", "{0},md5={1},3000", "{0},{1},3001", "{0},,", "{0},{1}",
                                  "{0},{1},3000\n{0},{1},3000"])  # fmt: skip
-def test_a_wheel_whose_record_has_another_file_is_refused(tmp_path: Path, row: str) -> None:
+def test_wheel_with_a_wrong_row_in_its_record_is_refused(tmp_path: Path, row: str) -> None:
     whole = wheel_at(tmp_path / "whole")
     with zipfile.ZipFile(whole) as archive:
         first, _, rest = archive.read(RECORD).decode().partition("\n")

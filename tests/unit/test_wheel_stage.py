@@ -1,4 +1,4 @@
-"""Wheels above Triton: what their stages take in, and what of a wheel or its build is refused."""
+"""Tests of the stages of wheels that use Triton, and of the checks of a wheel and its build."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def planned(cache: Cache, **options: Any) -> list[Planned]:
     return [row.planned for row in plan(request, "flash-attn")]
 
 
-def test_it_stands_on_torch_and_triton_and_has_its_requirements_by_digest(cache: Cache) -> None:
+def test_wheel_stage_needs_torch_triton_and_pinned_requirements(cache: Cache) -> None:
     base, torch, triton, wheel = planned(cache)
     assert (base.name, torch.name, triton.name, wheel.name) == ("base", "torch", "triton", "flash-attn")
     assert wheel.image == "flash-attn-2.8.3.post2-triton-3.7.1-debian13"
@@ -70,13 +70,13 @@ def test_it_stands_on_torch_and_triton_and_has_its_requirements_by_digest(cache:
     assert "hopper" in wheel.note
 
 
-def test_the_row_is_an_input(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_of_a_wheel_is_an_input(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     before = planned(cache)[-1].input_digest
     monkeypatch.setattr("toolchain.stages.wheel.wheel_row", lambda _: replace(FLASH, tests=1))
     assert planned(cache)[-1].input_digest not in {before, None}
 
 
-def test_several_share_an_image_that_needs_what_each_needs(cache: Cache) -> None:
+def test_several_wheels_share_an_image_with_the_needs_of_each(cache: Cache) -> None:
     request = request_of(cache=cache, base="debian13", sources=TRITON, wheels=("flash-attn", "vllm"))
     rows = {row.planned.name: row.planned for row in plan(request, "wheels")}
     assert list(rows) == ["base", "torch", "triton", "flash-attn", "vllm", "wheels"]
@@ -92,7 +92,7 @@ def test_several_share_an_image_that_needs_what_each_needs(cache: Cache) -> None
     }
 
 
-def test_all_has_the_wheels_that_are_named_and_an_llvm_that_something_needs(cache: Cache) -> None:
+def test_all_contains_requested_wheels_and_an_llvm_that_is_needed(cache: Cache) -> None:
     def all_of(**options: Any) -> list[str]:
         given = {"base": "debian13", "sources": TRITON, "wheels": ("flash-attn",), **options}
         return [row.planned.name for row in plan(request_of(cache=cache, **given), "all")]
@@ -152,7 +152,7 @@ def wheel(folder: Path, *files: str, tag: str = "py3-none-any") -> Path:
     return path
 
 
-def test_a_wheel_is_held_against_its_row(tmp_path: Path) -> None:
+def test_check_content_describes_a_wheel_that_matches_its_row(tmp_path: Path) -> None:
     assert check_content(FLASH, wheel(tmp_path)) == {
         "tag": "py3-none-any", "files": 3, "packages": ["flash_attn", "hopper"],
     }  # fmt: skip
@@ -167,7 +167,7 @@ def test_a_wheel_is_held_against_its_row(tmp_path: Path) -> None:
         (replace(FLASH, lacks={"*/rust*": "no cargo"}), "flash_attn/rust.py", "py3-none-any", "*/rust*"),
     ],
 )
-def test_a_wheel_that_is_not_as_its_row_says_is_refused(
+def test_wheel_that_contradicts_its_row_is_refused(
     tmp_path: Path, row: WheelRow, file: str, tag: str, reason: str
 ) -> None:
     with pytest.raises(ContractError) as caught:
@@ -175,7 +175,7 @@ def test_a_wheel_that_is_not_as_its_row_says_is_refused(
     assert reason in caught.value.why
 
 
-def test_a_result_that_the_project_overwrote_is_refused(tmp_path: Path) -> None:
+def test_malformed_build_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"torch": "2", "triton": {}, "network": [], "failed": ["odd"]}')
     result = read_built_json(tmp_path, "result.json", _Result)
     assert isinstance(_failure("x", result.failed), BuildError)
@@ -185,7 +185,7 @@ def test_a_result_that_the_project_overwrote_is_refused(tmp_path: Path) -> None:
             read_built_json(tmp_path, "result.json", _Result)
 
 
-def test_who_reaches_for_the_network_is_named(tmp_path: Path) -> None:
+def test_watch_records_the_line_that_connects_to_the_network(tmp_path: Path) -> None:
     program = tmp_path / "setup.py"
     program.write_text(
         "import socket\nimport urllib.request\ntry:\n    urllib.request.urlopen('http://127.0.0.1:9/x')\n"
@@ -198,7 +198,7 @@ def test_who_reaches_for_the_network_is_named(tmp_path: Path) -> None:
     assert [f"{program}:4", "127.0.0.1:9"] in rows
 
 
-def test_modules_that_import_and_those_that_do_not_are_listed(tmp_path: Path) -> None:
+def test_imports_script_lists_imported_and_failed_modules(tmp_path: Path) -> None:
     (tmp_path / "pack" / "inner").mkdir(parents=True)
     for name, text in {
         "pack/__init__": "", "pack/good": "import atexit; print('noise'); atexit.register(print, 1)",
@@ -220,7 +220,7 @@ def test_modules_that_import_and_those_that_do_not_are_listed(tmp_path: Path) ->
     }
 
 
-def test_prebuilt_files_in_folders_that_are_left_out_are_no_findings(tmp_path: Path) -> None:
+def test_prebuilt_files_in_excluded_folders_are_not_reported(tmp_path: Path) -> None:
     for name in ("hsa/gfx942/a.co", "csrc/b.co", "hsakmt/c.co"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"\x7fELF" + bytes(60))
@@ -228,7 +228,7 @@ def test_prebuilt_files_in_folders_that_are_left_out_are_no_findings(tmp_path: P
     assert sorted(row["path"] for row in Intake(replaced={}).rows(findings)) == ["csrc/b.co", "hsakmt/c.co"]
 
 
-def test_a_folder_without_what_the_recipe_needs_is_refused_by_the_plan(cache: Cache, tmp_path: Path) -> None:
+def test_source_folder_without_the_files_of_the_recipe_is_refused(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     sources = {"triton": "pypi:triton==3.7.1", "flash-attn": f"{tmp_path}/source"}
     with refused("source-incomplete"):
