@@ -1,4 +1,4 @@
-"""Programs of others, pinned by SHA-256, unpacked into a folder; and a network that holds a registry alone."""
+"""Verifiers of other projects, pinned by SHA-256, and a network namespace that contains only a registry."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Pinned:
 
 
 def pinned(program: str) -> list[Pinned]:
-    """The packages that a program is unpacked from."""
+    """Return the packages from which a program is unpacked."""
     rows = tomllib.loads((DATA / "programs.toml").read_text())["package"]
     return [Pinned(**row) for row in rows if row["program"] == program]
 
 
 def unpacked(program: str) -> Path:
-    """The folder with a program, fetched once; skips loudly if it is not available."""
+    """Return the folder with a program, which is fetched once; skip the test if the program is not available."""
     folder = _CACHE / program
     _CACHE.mkdir(parents=True, exist_ok=True)
     with FileLock(_CACHE / f".{program}.lock"):
@@ -110,7 +110,7 @@ def _run(*words: str | Path, cwd: Path | None = None) -> None:
 
 
 def npm_modules() -> Path:
-    """A folder with check.js and its pinned modules; skips loudly where npm cannot bring them."""
+    """Return a folder with check.js and its pinned modules; skip the test if npm cannot install them."""
     if shutil.which("npm") is None:
         pytest.skip("npm is NOT INSTALLED: @sigstore/verify is not tried (apt-get install npm)")
     folder = _CACHE / f"npm-{sha256_file(DATA / 'package-lock.json').removeprefix('sha256:')[:12]}"
@@ -128,13 +128,13 @@ def npm_modules() -> Path:
 
 @dataclass(frozen=True)
 class Island:
-    """A network namespace with a registry on its loopback and nothing else."""
+    """A network namespace with only a registry, on its loopback interface."""
 
     pid: int
     home: Path
 
     def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run a program in it, with an empty home."""
+        """Run a program in the namespace, with `home` as its home folder."""
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), "TMPDIR": str(self.home)}
         inside = ["nsenter", f"--target={self.pid}", "--net", *map(str, words)]
         return subprocess.run(inside, capture_output=True, text=True, env=env, timeout=600, check=False)
@@ -142,7 +142,7 @@ class Island:
 
 @contextlib.contextmanager
 def island(folder: Path, *server: str | Path, port: int) -> Iterator[Island]:
-    """Serve on loopback of a network of its own. Skips loudly where none can be made."""
+    """Run a server on the loopback interface of a new network namespace; skip the test if none can be made."""
     if os.geteuid() != 0 or subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
         pytest.skip("NO NETWORK NAMESPACE here: that verifiers ask nobody else is not tried (it needs root)")
     folder.mkdir(parents=True)

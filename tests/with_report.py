@@ -1,4 +1,4 @@
-"""The tool with one stage more, by one row: `with_report.py copied|contained WORD...`."""
+"""The tool with an additional stage, defined by one row: `with_report.py copied|contained WORD...`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from toolchain.catalog.stages import StageRow
 
 
 def register(how: str) -> None:
-    """Before all else: help texts are made when their modules are loaded."""
+    """Add the stage; this must come first, because help texts are made when their modules are loaded."""
     row = StageRow(name="report", on=("base",), sources={"notes": "CC0-1.0"}, license="CC0-1.0")
     stages.STAGES = (*stages.STAGES, row)
-    # Only now: what follows reads the table when it is loaded.
+    # These modules are imported here, because they read the table of stages when they are loaded.
     from tests import report_stage  # noqa: PLC0415
     from toolchain.publish import plain_files as files  # noqa: PLC0415
     from toolchain.stages import makers  # noqa: PLC0415

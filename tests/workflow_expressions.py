@@ -1,4 +1,4 @@
-"""GitHub's expressions, as far as these workflows use them: `${{ … }}` in a text, and the condition of an `if:`."""
+"""A reader of GitHub's expressions, as far as the workflows use them: `${{ … }}` in a text, and `if:` conditions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ STATUS = ("success", "always", "cancelled", "failure")
 
 
 class ExpressionError(Exception):
-    """Something that this reader, or GitHub, does not know."""
+    """The error for an expression that this reader, or GitHub, does not support."""
 
 
 @dataclass
 class Scope:
-    """What an expression sees.
+    """The contexts, the status and the functions that an expression can read.
 
     Args:
-        contexts: `github`, `inputs`, `steps` and so on; an expression that names another one is an error.
-        status: of the job so far: `success`, `failure` or `cancelled`.
+        contexts: `github`, `inputs`, `steps` and so on; an expression that names another context is an error.
+        status: the status of the job so far: `success`, `failure` or `cancelled`.
     """
 
     contexts: Mapping[str, Any]
@@ -52,7 +52,7 @@ def _contains(where: Any, what: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as it is in a text."""
+    """Return the text that GitHub inserts for a value."""
     if value is None:
         return ""
     return json.dumps(value) if isinstance(value, (bool, list, dict)) else str(value)
@@ -65,7 +65,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 class _Reader:
-    """Recursive descent; `&&` and `||` give an operand, as in JavaScript."""
+    """A recursive-descent parser; `&&` and `||` return an operand, as in JavaScript."""
 
     def __init__(self, text: str, scope: Scope) -> None:
         self._scope, self._left = scope, []
@@ -161,7 +161,7 @@ class _Reader:
 
 
 def value_of(text: Any, scope: Scope) -> Any:
-    """A value of the YAML with its expressions filled in: one alone keeps its type, any others become text."""
+    """Evaluate the expressions in a value of the YAML; a single expression keeps its type, others become text."""
     if not isinstance(text, str):
         return text
     if alone := re.fullmatch(r"\s*\$\{\{((?:(?!\}\}).)*)\}\}\s*", text, re.DOTALL):
@@ -170,7 +170,7 @@ def value_of(text: Any, scope: Scope) -> Any:
 
 
 def holds(condition: Any, scope: Scope) -> bool:
-    """Whether an `if:` holds; one that asks for no status is for success alone."""
+    """Return whether an `if:` holds; a condition without a status function also requires the status `success`."""
     text = "success()" if condition is None else str(condition).strip()
     if found := re.fullmatch(r"\$\{\{(.*)\}\}", text, re.DOTALL):
         text = found[1]

@@ -1,4 +1,4 @@
-"""Fresh containers of a base image for the steps of workflows, with this machine's way to packages."""
+"""Fresh containers of a base image for the steps of workflows, with the host's access to packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CERTIFICATES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUN
 
 
 def _machine_folders() -> list[Path]:
-    """Folders that pip's configuration names: wheels and indexes on this machine."""
+    """Return the top folders of the paths that pip's configuration names, such as those of wheels and indexes."""
     said = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
@@ -35,7 +35,7 @@ def _machine_folders() -> list[Path]:
 
 @dataclass(kw_only=True)
 class Way:
-    """How a container on this machine reaches packages and the registry: mounts and environment, no name of a host."""
+    """The mounts and the environment by which a container reaches packages and the registry."""
 
     folder: Path
     registry: str
@@ -82,7 +82,7 @@ class Way:
 
 
 class Machine:
-    """One fresh container: workspace, RUNNER_TEMP, home and the volume are folders below `home`."""
+    """A fresh container, whose workspace, RUNNER_TEMP, home and volume are folders below `home`."""
 
     def __init__(self, lower: tuple[Path, ...], way: Way, home: Path) -> None:
         self._way, self.home = way, home
@@ -96,7 +96,7 @@ class Machine:
         self.programs.mkdir(exist_ok=True)
 
     def outside(self, path: str) -> Path:
-        """Where a path of the container, or one that is relative to the workspace, is on this machine."""
+        """Return the host's path of a path in the container, which may be relative to the workspace."""
         full = os.path.normpath(Path(WORKSPACE) / path)
         for inside, here in self.places.items():
             if full == inside or full.startswith(f"{inside}/"):
@@ -112,8 +112,11 @@ class Machine:
         log: Path,
         cancel: Callable[[], bool] | None = None,
     ) -> int:
-        """Run a script; its exit code. Where `cancel` turns true it is broken off as the runner does: SIGINT, SIGTERM,
-        SIGKILL."""
+        """Run a script, and return its exit code.
+
+        If `cancel` returns true, or after the time limit, the script is ended as GitHub's runner does: by SIGINT,
+        SIGTERM and SIGKILL.
+        """
         temp = self.places[TEMP]
         (temp / "step.sh").write_text(script)
         known = {"PATH": "/machine/programs:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -131,12 +134,12 @@ class Machine:
             return _wait(child, cancel, self._way.limit)
 
     def commit(self) -> tuple[Path, ...]:
-        """The files of the container as they are now, for further machines."""
+        """Return the layers with the current files of the container, for other machines."""
         self._lent = True
         return (self._container.upper, *self._container.lower)
 
     def remove(self) -> None:
-        """The container goes; its folders stay."""
+        """Remove the container unless it was committed; its folders are kept."""
         if not self._lent:
             shutil.rmtree(self._container.place)
 

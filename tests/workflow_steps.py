@@ -1,7 +1,7 @@
-"""Runs workflows: their own shell steps, read out of the YAML, with the event's values as GitHub would give them.
+"""A runner of workflows: it runs the shell steps of the YAML with the values that GitHub would give them.
 
-A step that `uses:` something is done by a stand-in that is named in `STAND_INS`, or refused. What was stood in for, and
-which steps ran, is noted for the tests to look at.
+A step that `uses:` an action is replaced by a function in `STAND_INS`, or refused. The runner records the result
+of each step, and the replaced actions.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ _SHELLS = {
 
 @dataclass(kw_only=True)
 class Event:
-    """What GitHub says about a run.
+    """The values that GitHub gives to a run.
 
     Args:
-        secrets: of the environments, by the environment's name; a fork has none.
-        cancels: says when a step, by its name, is cancelled: called ten times a second while it runs.
+        secrets: the secrets of each environment, by the environment's name; a fork has none.
+        cancels: by the name of a step, a function that returns whether to cancel the step; it is called about ten
+            times a second.
     """
 
     name: str = "workflow_dispatch"
@@ -55,7 +56,7 @@ class Event:
     cancels: dict[str, Callable[[Machine], bool]] = field(default_factory=dict)
 
     def github(self, workflow: str, job: str) -> dict[str, Any]:
-        """The `github` context."""
+        """Return the `github` context of a job."""
         kind = "tag" if self.ref.startswith("refs/tags/") else "branch"
         repository = {"default_branch": "main", "private": self.private, "fork": self.fork}
         return {
@@ -68,7 +69,7 @@ class Event:
 
 @dataclass
 class Ran:
-    """A step that was looked at: `result` is success, failure, cancelled or skipped; `stood_in` names a stand-in."""
+    """The record of a step: `result` is success, failure, cancelled or skipped; `stood_in` is the replaced action."""
 
     job: str
     step: str
@@ -80,12 +81,12 @@ class Ran:
 
 @dataclass(kw_only=True)
 class Service:
-    """What GitHub keeps between jobs, and where jobs get their machines.
+    """The data that GitHub keeps between jobs, and the maker of the jobs' machines.
 
     Args:
-        folder: artifacts and caches are below it, and each job's home.
-        machine: makes the machine of a job; given its name, its YAML and its home.
-        environment: a `.venv` that a checkout brings, where an earlier job has made it.
+        folder: the folder of the artifacts, the caches, and each job's home.
+        machine: a function that makes the machine of a job from its name, its YAML and its home.
+        environment: the `.venv` of an earlier job, which a checkout adds to the workspace.
     """
 
     folder: Path
@@ -98,19 +99,19 @@ class Service:
     _numbers: Any = field(default_factory=itertools.count)
 
     def place(self, kind: str, name: str) -> Path:
-        """Where an artifact or a cache is."""
+        """Return the path of an artifact or a cache."""
         return self.folder / kind / name.replace("/", "%2F")
 
     def home(self) -> Path:
-        """A folder for the next job."""
+        """Return the home of the next job."""
         return self.folder / "jobs" / str(next(self._numbers))
 
     def log(self, job: str) -> Path:
-        """The file that holds all output of a job."""
+        """Return the path of the log of a job."""
         return self.folder / f"{re.sub('[^A-Za-z0-9.]+', '-', job)}.log"
 
     def steps(self, job: str, result: str) -> list[str]:
-        """The steps of a job that ended so."""
+        """Return the names of the steps of a job that had a result."""
         return [one.step for one in self.ran if one.job == job and one.result == result]
 
 
@@ -128,7 +129,7 @@ class Job:
         self.machine = service.machine(name, yaml_, service.home())
 
     def run(self) -> tuple[str, dict[str, str]]:
-        """The job's result and its outputs."""
+        """Run the steps, and return the job's result and its outputs."""
         try:
             self._contexts["env"] = {}
             for step in self._yaml["steps"]:
@@ -213,7 +214,7 @@ class Job:
 
 
 def _pairs(path: Path) -> dict[str, str]:
-    """NAME=VALUE, or NAME<<END and lines up to END."""
+    """Parse a file with lines NAME=VALUE, or NAME<<END and lines up to END."""
     found: dict[str, str] = {}
     lines = iter(path.read_text().splitlines())
     for line in lines:
@@ -225,7 +226,7 @@ def _pairs(path: Path) -> dict[str, str]:
     return found
 
 
-# What stands in for actions of others. Each returns whether it succeeded.
+# The functions that replace actions. Each returns whether it succeeded.
 
 
 def _checkout(service: Service, machine: Machine, given: Mapping[str, Any]) -> bool:
@@ -242,13 +243,13 @@ def _checkout(service: Service, machine: Machine, given: Mapping[str, Any]) -> b
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(TOP / name, target)
     if service.environment is not None:
-        # As links: no job writes into a file that is there.
+        # Hard links suffice, because no job writes to an existing file of the environment.
         shutil.copytree(service.environment, machine.outside(".venv"), symlinks=True, copy_function=os.link)
     return True
 
 
 def _python(service: Service, machine: Machine, given: Mapping[str, Any]) -> bool:
-    return True  # the container's own
+    return True  # the container has a Python
 
 
 def _restore(service: Service, machine: Machine, given: Mapping[str, Any]) -> bool:
@@ -329,7 +330,7 @@ STAND_INS: dict[str, Callable[[Service, Machine, Mapping[str, Any]], bool]] = {
 
 
 def read(path: Path) -> dict[Any, Any]:
-    """A workflow; its `on` is a word that YAML reads as true."""
+    """Return the content of a workflow, in which the key `on` is True, because YAML 1.1 reads it so."""
     content: dict[Any, Any] = yaml.safe_load(path.read_text())
     return content
 
@@ -337,10 +338,10 @@ def read(path: Path) -> dict[Any, Any]:
 def run_workflow(
     path: Path, event: Event, service: Service, *, inputs: Mapping[str, Any] | None = None, prefix: str = ""
 ) -> dict[str, str]:
-    """Run a workflow's jobs in order, called ones too; the result of each by its name.
+    """Run the jobs of a workflow and of the workflows that it calls, and return the results of its own jobs by name.
 
     Args:
-        inputs: where another workflow calls it; the event's otherwise.
+        inputs: the inputs from a calling workflow; the default is the inputs of the event.
     """
     workflow = read(path)
     kind = "workflow_call" if inputs is not None else event.name
@@ -375,7 +376,7 @@ def _needed(job: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _status(dependencies: Mapping[str, Any], needs: Mapping[str, Any], jobs: Mapping[str, Any]) -> str:
-    """What `success()` goes by: all jobs that this one needs, and those that they need."""
+    """Return the status of all jobs that a job needs, directly or indirectly; `success()` checks it."""
     asked, seen = list(dependencies), set()
     while asked:
         one = asked.pop()

@@ -1,4 +1,4 @@
-"""containerfiles/aotriton/without_aiter.py on a tree that is laid out as AOTriton's."""
+"""Tests of containerfiles/aotriton/without_aiter.py on a tree with the layout of AOTriton."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def choices(archive: Path, scratch: Path) -> list[tuple[str, int]]:
         db.close()
 
 
-def test_choices_of_kernels_that_are_not_there_lead_to_the_fallback(tmp_path: Path) -> None:
+def test_choices_of_missing_kernels_are_redirected_to_the_fallback(tmp_path: Path) -> None:
     archive = lay(tmp_path, [("gfx942", 2), ("gfx942", 1), ("gfx950", 2), ("gfx942", 2), ("gfx90a", 0)])
     assert run(tmp_path) == (0, {"op_back": {"gfx942": 2, "gfx950": 1}})
     assert choices(archive, tmp_path) == [("gfx942", 0), ("gfx942", 1), ("gfx950", 0), ("gfx942", 0), ("gfx90a", 0)]
@@ -80,7 +80,7 @@ def test_choices_of_kernels_that_are_not_there_lead_to_the_fallback(tmp_path: Pa
     assert archive.read_bytes() == first
 
 
-def test_a_database_that_all_families_share_is_changed_too(tmp_path: Path) -> None:
+def test_shared_database_of_all_families_is_changed(tmp_path: Path) -> None:
     archive = lay(tmp_path, [("gfx942", 2), ("gfx942", 1)])
     shared = tmp_path / "modules" / "database" / archive.name
     shared.parent.mkdir()
@@ -89,7 +89,7 @@ def test_a_database_that_all_families_share_is_changed_too(tmp_path: Path) -> No
     assert choices(shared, tmp_path) == [("gfx942", 0), ("gfx942", 1)]
 
 
-def test_numbers_of_several_databases_are_added(tmp_path: Path) -> None:
+def test_counts_of_several_databases_are_added(tmp_path: Path) -> None:
     archive = lay(tmp_path, [("gfx942", 2), ("gfx942", 1)])
     shared = tmp_path / "modules" / "database" / archive.name
     shared.parent.mkdir()
@@ -97,11 +97,11 @@ def test_numbers_of_several_databases_are_added(tmp_path: Path) -> None:
     assert run(tmp_path) == (0, {"op_back": {"gfx942": 2}})
 
 
-def test_a_tree_without_such_a_database_is_left_alone(tmp_path: Path) -> None:
+def test_tree_without_a_database_is_accepted(tmp_path: Path) -> None:
     assert run(tmp_path) == (0, {})
 
 
-def test_an_operator_with_nothing_else_fails(tmp_path: Path) -> None:
+def test_operator_without_a_fallback_fails(tmp_path: Path) -> None:
     lay(tmp_path, [("gfx942", 2)], "@ati.backend(2, fast, 'fast')\n@ati.operator()\ndef op_back(): ...\n")
     code, _ = run(tmp_path)
     assert code == 1

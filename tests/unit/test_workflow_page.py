@@ -1,4 +1,4 @@
-"""docs/github.md and action.yml: what people copy is linted, pinned as ours is, and says what there is."""
+"""Tests of action.yml, and of the example workflows and the table of inputs in docs/github.md."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import yaml
 from tests.unit.test_workflows import TOP, actionlint
 
 PAGE = (TOP / "docs" / "github.md").read_text()
-# Whole workflows, and not the step that takes another one's place.
+# The complete workflows of the page, without the example of a single step.
 BLOCKS = re.findall(r"^```yaml\n(name: .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 ACTION: dict[str, Any] = yaml.safe_load((TOP / "action.yml").read_text())
 
 
-def test_workflows_to_copy_pass_the_linter(tmp_path: Path) -> None:
+def test_example_workflows_pass_actionlint(tmp_path: Path) -> None:
     assert len(BLOCKS) == 2
     for number, block in enumerate(BLOCKS):
         path = tmp_path / ".github" / "workflows" / f"{number}.yml"
@@ -26,14 +26,14 @@ def test_workflows_to_copy_pass_the_linter(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, ""), done.stdout
 
 
-def test_workflows_to_copy_are_pinned_as_ours() -> None:
+def test_example_workflows_have_the_pins_of_this_repository() -> None:
     ours = "".join(path.read_text() for path in (TOP / ".github" / "workflows").glob("*.yml"))
     pinned = re.findall(r"(?:uses|image): (\S+@\S+)", "".join(BLOCKS))
     assert len(pinned) >= 3
     assert [one for one in pinned if one not in ours] == ["OWNER/toolchain@COMMIT"]
 
 
-def test_inputs_that_are_used_and_told_exist() -> None:
+def test_documented_inputs_are_those_of_the_action() -> None:
     (step,) = [
         step
         for block in BLOCKS
@@ -47,7 +47,7 @@ def test_inputs_that_are_used_and_told_exist() -> None:
     assert told == set(ACTION["inputs"])
 
 
-def test_the_action_hands_every_input_on() -> None:
+def test_action_reads_every_input_outside_its_scripts() -> None:
     text = (TOP / "action.yml").read_text()
     for name in ACTION["inputs"]:
         assert f"${{{{ inputs.{name} }}}}" in text, name

@@ -1,4 +1,4 @@
-"""The scripts that workflows call: keys, what is requested, findings, the compiler cache."""
+"""Tests of the scripts that workflows call."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def keys(tmp_path: Path) -> dict[str, str]:
         ("one", "one", "public"),
     ],
 )
-def test_two_halves_of_one_key(keys: dict[str, str], private: str, public: str, told: str) -> None:
+def test_signing_key_must_belong_to_the_public_key(keys: dict[str, str], private: str, public: str, told: str) -> None:
     done = script("same_key.sh", SIGNING_KEY=keys[private], PUBLIC_KEY=keys[public])
     assert (done.returncode, told in done.stdout) == (1 if told else 0, True), done.stdout + done.stderr
     assert "PRIVATE" not in done.stdout + done.stderr
 
 
-# What is requested
+# Requests
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_two_halves_of_one_key(keys: dict[str, str], private: str, public: str, 
     [
         ("llvm", {}, '["arm64"]', ""),
         ("triton", {"TOOLCHAIN_SOURCE": "triton=pypi:triton==3.7.1"}, '["amd64"]', "prebuilt code (triton-wheel)"),
-        # On an LLVM that is named, as the configuration there does, no Triton needs to be on record.
+        # The configuration of the workflows names an LLVM, so the Triton may be unknown.
         ("triton", {"TOOLCHAIN_TRITON": "1" * 40}, '["amd64"]', ""),
         ("triton", {}, '["arm64"]', "only build Triton for amd64"),
         ("triton", {"TOOLCHAIN_ONLY": "tablegen"}, '["amd64"]', "whole of LLVM"),
@@ -73,7 +73,7 @@ def test_two_halves_of_one_key(keys: dict[str, str], private: str, public: str, 
         ("llvm", {"TOOLCHAIN_SOURCE": "llvm="}, '["amd64"]', "NAME=VALUE"),
     ],
 )
-def test_what_the_tool_refuses_is_told_before_the_base(
+def test_request_that_the_tool_refuses_is_reported_before_the_build(
     tmp_path: Path, stage: str, env: dict[str, str], arches: str, told: str
 ) -> None:
     given = {
@@ -106,7 +106,7 @@ esac
 
 
 def findings(tmp_path: Path, count: int, **env: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run the script on some findings that can be built; what it asked of GitHub."""
+    """Run the script on findings that can be built, and return the process and its calls of `gh`."""
     (tmp_path / "gh").write_text(_GH)
     (tmp_path / "gh").chmod(0o755)
     rows = [
@@ -129,25 +129,25 @@ def findings(tmp_path: Path, count: int, **env: str) -> tuple[subprocess.Complet
     return done, calls.read_text().splitlines()
 
 
-def test_a_first_run_floods_nobody(tmp_path: Path) -> None:
+def test_issues_and_builds_of_one_run_are_limited(tmp_path: Path) -> None:
     done, calls = findings(tmp_path, 9)
     assert done.returncode == 0, done.stderr
     assert sum("title=" in call for call in calls) == 5
     (build,) = [call for call in calls if "dispatches" in call]
     assert "inputs[only]=tablegen" in build
     assert "inputs[source]=llvm=u@0" in build
-    # The issue is the memory, so it is there before the build.
+    # The issue is opened before the build, because a later run recognises the finding by its issue.
     assert calls.index(build) > next(n for n, call in enumerate(calls) if "title=LLVM 0" in call)
     assert (tmp_path / "summary").read_text().count("next run") == 4
 
 
-def test_an_issue_that_cannot_be_opened_starts_no_build(tmp_path: Path) -> None:
+def test_failure_to_open_an_issue_starts_no_build(tmp_path: Path) -> None:
     done, calls = findings(tmp_path, 1, FAIL="1")
     assert done.returncode != 0
     assert not any("dispatches" in call for call in calls)
 
 
-def test_only_its_own_issues_are_its_memory(tmp_path: Path) -> None:
+def test_only_issues_of_the_bot_mark_a_finding_as_known(tmp_path: Path) -> None:
     issues = [
         {"title": "LLVM 0", "user": {"login": "stranger"}},
         {"title": "LLVM 1", "user": {"login": "github-actions[bot]"}},
@@ -159,7 +159,7 @@ def test_only_its_own_issues_are_its_memory(tmp_path: Path) -> None:
     assert not [call for call in calls if "title=" in call and "LLVM 1" in call]
 
 
-def test_where_issues_are_switched_off_nothing_is_built(tmp_path: Path) -> None:
+def test_disabled_issues_start_no_build(tmp_path: Path) -> None:
     done, calls = findings(tmp_path, 2, HAS_ISSUES="false")
     assert done.returncode == 0
     assert len(calls) == 1
@@ -178,19 +178,19 @@ def cache_of(folder: Path, ages: dict[str, float], *, size: int = 100) -> Path:
     return folder
 
 
-def test_what_nobody_used_for_two_weeks_goes(tmp_path: Path) -> None:
+def test_objects_unused_for_two_weeks_are_removed(tmp_path: Path) -> None:
     folder = cache_of(tmp_path / "ccache", {"a/1R": 0, "a/2R": 13, "b/3M": 15, "stats": 40})
     assert compiler_cache.trim(folder, days=14, limit=10**9, now=1000 * DAY) == (2, 1)
     assert {path.name for path in folder.rglob("*") if path.is_file()} == {"1R", "2R", "stats", ".objects-before"}
 
 
-def test_the_oldest_go_where_there_is_too_much(tmp_path: Path) -> None:
+def test_oldest_objects_above_the_limit_are_removed(tmp_path: Path) -> None:
     folder = cache_of(tmp_path / "ccache", {"1R": 1, "2R": 2, "3R": 3})
     assert compiler_cache.trim(folder, days=14, limit=200, now=1000 * DAY) == (2, 1)
     assert not (folder / "3R").exists()
 
 
-def test_saved_again_only_if_something_was_compiled(tmp_path: Path) -> None:
+def test_cache_is_changed_only_by_a_new_object(tmp_path: Path) -> None:
     folder = cache_of(tmp_path / "ccache", {"1R": 1, "stats": 1})
     compiler_cache.trim(folder, days=14, limit=10**9, now=1000 * DAY)
     (folder / "stats").write_text("one hit more")
@@ -200,7 +200,7 @@ def test_saved_again_only_if_something_was_compiled(tmp_path: Path) -> None:
     assert compiler_cache.changed(folder)
 
 
-def test_no_cache_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "output"))
     assert compiler_cache.main(["trim", str(tmp_path / "none")]) == 0
     assert compiler_cache.main(["changed", str(tmp_path / "none")]) == 0

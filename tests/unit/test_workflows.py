@@ -1,4 +1,4 @@
-"""The workflows are checked like all other code: actionlint with shellcheck, zizmor, and rules of our own."""
+"""Tests of the workflows by actionlint with shellcheck, by zizmor, and by rules of this project."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ jobs:
 
 
 def program(name: str) -> str:
-    """A linter of the environment that runs this."""
+    """Return the path of a linter, or skip the test if the linter is not installed."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
         pytest.skip(f"{name.upper()} IS NOT INSTALLED: no workflow is checked (pip install '.[test]')")
@@ -101,7 +101,7 @@ def changed(path: Path, old: str, new: str) -> Path:
         ('echo "$TITLE"', "echo $TITLE", "SC2086"),
     ],
 )
-def test_actionlint_fails(workflow: Path, old: str, new: str, told: str) -> None:
+def test_actionlint_reports_faults(workflow: Path, old: str, new: str, told: str) -> None:
     done = actionlint(changed(workflow, old, new))
     assert done.returncode == 1
     assert told in done.stdout
@@ -115,23 +115,23 @@ def test_actionlint_fails(workflow: Path, old: str, new: str, told: str) -> None
         ("permissions: {}", "permissions: write-all", "excessive-permissions"),
     ],
 )
-def test_zizmor_fails(workflow: Path, old: str, new: str, told: str) -> None:
+def test_zizmor_reports_faults(workflow: Path, old: str, new: str, told: str) -> None:
     done = zizmor(changed(workflow, old, new))
     assert done.returncode not in {0, 1}, "1 would be zizmor's own failure"
     assert told in done.stdout
 
 
-# Rules of our own
+# Rules of this project
 
 
 def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every job of every workflow, as `file:job`."""
+    """Yield the name `file:job` and the content of each job of each workflow."""
     for path in WORKFLOWS:
         for name, job in yaml.safe_load(path.read_text())["jobs"].items():
             yield f"{path.stem}:{name}", job
 
 
-def test_actions_are_pinned_alike() -> None:
+def test_each_action_is_pinned_to_one_commit() -> None:
     seen: dict[str, set[str]] = {}
     for path in WORKFLOWS:
         for line in path.read_text().splitlines():
@@ -148,8 +148,8 @@ def test_actions_are_pinned_alike() -> None:
     assert {action for action, pins in seen.items() if len(pins) != 1} == set()
 
 
-def test_permissions() -> None:
-    """None at the top; a word to write is given to the jobs that are named here, and to no others."""
+def test_only_listed_jobs_have_write_permissions_and_environments() -> None:
+    """The workflows have no permissions at the top level, so that each job must request its own."""
     writes: dict[str, set[str]] = {}
     for path in WORKFLOWS:
         assert yaml.safe_load(path.read_text())["permissions"] == {}, path.name
@@ -172,18 +172,18 @@ def test_permissions() -> None:
         assert said == ({"TOOLCHAIN_SIGNING_KEY"} if path.stem == "publish" else set())
 
 
-def test_no_job_hangs_and_no_pull_request_gets_a_key() -> None:
+def test_jobs_have_timeouts_and_only_tests_run_on_pull_requests() -> None:
     for name, job in jobs():
         assert "uses" in job or 0 < job["timeout-minutes"] < 360, f"{name}: hosted runners end jobs after six hours"
     for path in WORKFLOWS:
-        on = yaml.safe_load(path.read_text())[True]  # YAML's word for `on`
+        on = yaml.safe_load(path.read_text())[True]  # YAML 1.1 reads the key `on` as true
         assert "pull_request_target" not in on
         assert "workflow_run" not in on
         assert ("pull_request" in on) == (path.stem == "test")
 
 
 def test_a_cancelled_run_saves_nothing() -> None:
-    """Its processes continue in the container, and write what would be saved."""
+    """The processes of a cancelled run continue in the container, and may still write to the files."""
     for name, job in jobs():
         for step in job.get("steps", []):
             if step.get("uses", "").startswith(("actions/cache/save@", "actions/upload-artifact@")):
@@ -191,7 +191,7 @@ def test_a_cancelled_run_saves_nothing() -> None:
                 assert "always()" not in condition, f"{name}: {step.get('name')}"
 
 
-def test_the_same_machine_builds_and_publishes() -> None:
+def test_jobs_that_build_and_publish_use_the_same_image() -> None:
     images = {name: job["container"]["image"] for name, job in jobs() if "container" in job}
     assert set(images) == {"test:test", "stage:build", "publish:publish"}
     assert len(set(images.values())) == 1

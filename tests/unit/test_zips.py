@@ -1,4 +1,4 @@
-"""The names, places and sizes of entries of an untrusted archive, checked before one is read."""
+"""Tests of the checks on the names, places and sizes of the entries of an untrusted archive."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _own_encoding(path: Path) -> None:
 
 
 def _overlapping(path: Path) -> None:
-    """Two rows of the list lead to one entry."""
+    """Write an archive in which two rows of the directory refer to the same entry."""
     content = packed("a.so", content=bytes(1000))
     at = content.index(b"PK\x01\x02")
     row, end = content[at : content.rindex(b"PK\x05\x06")], bytearray(content[content.rindex(b"PK\x05\x06") :])
@@ -103,14 +103,14 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("make", MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_archive_is_an_error_of_its_own(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_malformed_archive_raises_an_error_of_the_tool(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "a-1-py3-none-any.whl"
     make(path)
     with pytest.raises((HostileInputError, SourceError)):
         _read(path)
 
 
-def test_an_archive_whose_entries_follow_one_another_is_read(tmp_path: Path) -> None:
+def test_good_archive_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     path.write_bytes(packed("a/", "a/b", "c"))
     with open_zip(path, "x.zip") as archive:
@@ -119,19 +119,19 @@ def test_an_archive_whose_entries_follow_one_another_is_read(tmp_path: Path) -> 
         pass
 
 
-def test_memory_is_taken_for_a_file_and_not_for_its_limit(tmp_path: Path) -> None:
+def test_read_regular_takes_memory_for_the_file_and_not_for_the_limit(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     tracemalloc.start()
     assert read_regular(tmp_path / "x", 8 << 30) == b"x"
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 20
-    assert read_regular(Path("/proc/self/status"), 1 << 20)  # its size is said to be 0
+    assert read_regular(Path("/proc/self/status"), 1 << 20)  # its st_size is 0
     with pytest.raises(OSError, match="10"):
         read_regular(Path("/proc/self/status"), 10)
 
 
-def test_folders_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_names_count_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_names, "MOST", 100)
     names = EntryNames("image")
     with refused("archive-too-many-files"):
