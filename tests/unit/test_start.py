@@ -28,7 +28,7 @@ sys.argv = ["toolchain", *sys.argv[1:]]
 from toolchain.cli.app import main
 main()
 """
-# The LLVM of AOTriton 0.13b is given, because a warning that it is uncertain would load the modules that print.
+# The LLVM of AOTriton 0.13b is given, because a warning about an uncertain LLVM would load more.
 LLVM = "llvm=https://github.com/llvm/llvm-project@7f77ca0dbda4abbf9af06537b2c475f20ccd6007"
 
 

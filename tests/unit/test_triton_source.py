@@ -158,7 +158,7 @@ def test_setup_py_is_at_the_top_or_in_its_old_folder(tmp_path: Path, request_: R
     assert caught.value.code == 5
 
 
-def test_llvm_far_from_that_of_the_version_of_the_tree_is_refused(tmp_path: Path, request_: Request) -> None:
+def test_llvm_too_old_or_too_new_for_the_tree_is_refused(tmp_path: Path, request_: Request) -> None:
     tree = old_tree(tmp_path / "triton")
     (tree / "python/triton").mkdir()
     (tree / "python/triton/__init__.py").write_text("__version__ = '3.0.0'\n")

@@ -56,7 +56,7 @@ def test_a_table_becomes_its_dataclass() -> None:
         ({"other": 1}, "row.other"),
     ],
 )
-def test_error_names_the_place_of_a_value_with_another_type(change: dict[str, Any], where: str) -> None:
+def test_error_names_the_place_of_the_fault(change: dict[str, Any], where: str) -> None:
     with pytest.raises(TypedError) as caught:
         typed(Whole, GOOD | change, "row")
     assert caught.value.where == where

@@ -334,7 +334,7 @@ def test_prune_knows_the_prefix_of_every_temporary_folder() -> None:
 
 
 @pytest.mark.parametrize("named", ["nothing", "CACHEDIR.TAG", "images/oci-layout", "toolchain-cache"])
-def test_unmarked_folder_is_not_pruned(tmp_path: Path, named: str) -> None:
+def test_folder_without_a_valid_mark_is_not_pruned(tmp_path: Path, named: str) -> None:
     """This also holds for another program's cache, and after `Cache.make` was called for the folder."""
     thesis = tmp_path / "work" / "thesis" / "t.tex"
     thesis.parent.mkdir(parents=True)
