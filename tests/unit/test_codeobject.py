@@ -1,4 +1,4 @@
-"""Code objects are told apart from everything else."""
+"""Tests of the check that a file is a code object for a GPU and contains a kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.core.errors import KernelError
 from toolchain.kernels.codeobject import check_object
 
 
-def test_accepts_each_gpu_and_refuses_it_for_another(tmp_path: Path) -> None:
+def test_code_object_is_accepted_only_for_its_own_gpu(tmp_path: Path) -> None:
     path = tmp_path / 'it\'s a "kernel".hsaco'
     for gpu in known_gpus():
         path.write_bytes(make_object(gpu, "k"))
@@ -41,7 +41,7 @@ def test_machine_numbers_are_distinct() -> None:
         (make_object("gfx942", "k", descriptor=0), "k.kd"),
     ],
 )
-def test_refuses_what_is_no_kernel(tmp_path: Path, content: bytes, why: str) -> None:
+def test_file_that_is_not_a_code_object_of_the_kernel_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
     path = tmp_path / "k.hsaco"
     path.write_bytes(content)
 
@@ -50,14 +50,14 @@ def test_refuses_what_is_no_kernel(tmp_path: Path, content: bytes, why: str) -> 
     assert why in caught.value.why
 
 
-def test_refuses_a_missing_file_and_an_unknown_gpu(tmp_path: Path) -> None:
+def test_missing_file_and_unknown_gpu_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KernelError):
         check_object(tmp_path / "absent.hsaco", "gfx942", "k")
     with refused("unknown-gpu", "gfx000"):
         check_object(tmp_path / "absent.hsaco", "gfx000", "k")
 
 
-def test_feature_bits_above_the_machine_do_not_matter(tmp_path: Path) -> None:
+def test_feature_bits_above_the_machine_number_are_ignored(tmp_path: Path) -> None:
     content = bytearray(make_object("gfx942", "k"))
     struct.pack_into("<I", content, 48, machine_flag("gfx942") | 0x500)
     path = tmp_path / "k.hsaco"
@@ -67,7 +67,7 @@ def test_feature_bits_above_the_machine_do_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_table_of_sections_without_end_is_no_code_object(tmp_path: Path) -> None:
+def test_code_object_with_an_endless_section_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "k.hsaco").write_bytes(endless(make_object("gfx942", "k"))["sections"])
     with pytest.raises(KernelError):
         check_object(tmp_path / "k.hsaco", "gfx942", "k")

@@ -1,4 +1,4 @@
-"""Which builds share a compiler cache, and how large all of them may grow."""
+"""Tests of compiler caches: which builds share a cache, and when caches are removed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def request_(tmp_path: Path) -> Request:
     return request_of(cache=Cache(tmp_path / "cache"))
 
 
-def test_what_could_have_written_to_it_is_in_the_key(request_: Request, tmp_path: Path) -> None:
+def test_cache_key_depends_on_sources_locks_patches_base_and_built_stages(request_: Request, tmp_path: Path) -> None:
     patch = tmp_path / "p"
     patch.write_text("x")
     base, sysroot = _below("base", "2"), _below("sysroot", "3")
@@ -57,12 +57,12 @@ def test_what_could_have_written_to_it_is_in_the_key(request_: Request, tmp_path
     assert key_of(replace(request_, only="support"), _planned(), other_system) == keys[0], "a part, for another system"
 
 
-def test_a_fresh_build_and_one_without_a_digest_have_none(request_: Request) -> None:
+def test_fresh_build_or_source_without_digest_uses_no_compiler_cache(request_: Request) -> None:
     assert key_of(replace(request_, fresh=True), _planned(), {}) == NONE
     assert key_of(request_, _planned(replace(SOURCE, digest=None)), {}) == NONE
 
 
-def test_all_together_are_bounded(request_: Request) -> None:
+def test_trim_removes_the_least_recently_used_caches_above_the_limit(request_: Request) -> None:
     cache = request_.cache
     for number, key in enumerate(("old", "young", "own")):
         with using(cache, key, [SOURCE]):
@@ -78,8 +78,8 @@ def test_all_together_are_bounded(request_: Request) -> None:
     assert [path.name for path in (cache.mounts / "buildah-cache").iterdir()] == ["toolchain-ccache-own"]
 
 
-def test_one_that_another_build_uses_stays(request_: Request) -> None:
-    """Where its folder is gone, each compile of that build fails."""
+def test_compiler_cache_in_use_is_not_removed(request_: Request) -> None:
+    """Each compilation of the other build would fail without the folder of its cache."""
     cache = request_.cache
     with using(cache, "theirs", [SOURCE]), using(cache, "own", [SOURCE]):
         folder = cache.mounts / "buildah-cache" / "toolchain-ccache-theirs"
@@ -91,7 +91,7 @@ def test_one_that_another_build_uses_stays(request_: Request) -> None:
     assert [known.key for known in trim(cache, keep="own", limit=1)] == ["theirs"]
 
 
-def test_one_that_no_build_uses_is_removed(request_: Request) -> None:
+def test_unused_compiler_cache_is_removed(request_: Request) -> None:
     folder = request_.cache.mounts / "buildah-cache" / "toolchain-ccache-own"
     folder.mkdir(parents=True)
     remove_unused(request_.cache, "own")
@@ -101,7 +101,7 @@ def test_one_that_no_build_uses_is_removed(request_: Request) -> None:
 @pytest.mark.parametrize(
     ("discards", "used", "stays"), [(True, False, False), (True, True, True), (False, False, True)]
 )
-def test_a_build_at_a_limit_of_the_disk_removes_its_own_unless_another_uses_it(
+def test_build_at_a_disk_limit_removes_its_compiler_cache_unless_in_use(
     request_: Request, discards: bool, used: bool, stays: bool
 ) -> None:
     folder = request_.cache.mounts / "buildah-cache" / "toolchain-ccache-own"
@@ -122,7 +122,7 @@ def test_a_build_at_a_limit_of_the_disk_removes_its_own_unless_another_uses_it(
         assert folder.exists() == stays
 
 
-def test_a_cache_that_cannot_be_removed_is_not_called_removed(
+def test_compiler_cache_that_cannot_be_removed_is_still_listed(
     request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = request_.cache

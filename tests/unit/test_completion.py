@@ -1,4 +1,4 @@
-"""Completion of command lines in shells."""
+"""Tests of the completion of command lines in shells."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from toolchain.cli.app import app
 
 
 def completed(line: str) -> list[str]:
-    """Return what bash would show for a line whose last word is to be completed."""
+    """Return the completions that bash shows for the last word of a line."""
     env = {"_TOOLCHAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     done = CliRunner().invoke(app, [], env=env, prog_name="toolchain")
     return done.stdout.split()
 
 
 @pytest.mark.parametrize("line", ["toolchain build ", "toolchain bundle export oci:x "])
-def test_stages(line: str) -> None:
+def test_stages_are_completed(line: str) -> None:
     assert completed(line) == list(stages.targets())
 
 
@@ -32,5 +32,5 @@ def test_stages(line: str) -> None:
         ("toolchain publish --compression z", ["zstd"]),
     ],
 )
-def test_values(line: str, some: list[str]) -> None:
+def test_stage_prefixes_and_option_values_are_completed(line: str, some: list[str]) -> None:
     assert completed(line) == some

@@ -1,4 +1,4 @@
-"""What a layer must hold, and whether an installed one does."""
+"""Tests of the parts of LLVM that each Triton needs, and of the check that an installed LLVM contains them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ LLD = {"lld-headers", "lld-libraries", "lld-cmake-exports"}
 CLANG = {"clang", "clang-resource-headers"}
 
 
-def test_every_triton_on_record_has_its_needs() -> None:
+def test_every_triton_in_the_data_has_requirements() -> None:
     for row in pins.triton_releases():
-        if not row.codegen:  # those with LLVMs of their own for GPUs are refused
+        if not row.codegen:  # needs_for refuses releases with their own LLVMs for GPUs
             needs_for(row.version or row.commit)
     for release in pins.aotriton_releases():
         if release.triton and release.llvm:
@@ -39,7 +39,7 @@ def test_every_triton_on_record_has_its_needs() -> None:
     ("version", "filecheck", "lld", "clang"),
     [("3.4", True, False, False), ("3.5", True, True, False), ("v3.8.0", True, True, True), (GSAN, True, True, True)],
 )
-def test_features(version: str, filecheck: bool, lld: bool, clang: bool) -> None:
+def test_version_determines_filecheck_lld_and_clang(version: str, filecheck: bool, lld: bool, clang: bool) -> None:
     needs = needs_for(version)
     assert (needs.filecheck, needs.lld, needs.clang) == (filecheck, lld, clang)
     assert set(needs.components) == BASE | ({"FileCheck"} if filecheck else set()) | (LLD if lld else set()) | (
@@ -50,7 +50,7 @@ def test_features(version: str, filecheck: bool, lld: bool, clang: bool) -> None
     assert ("lldELF" in needs.libtriton) == lld
 
 
-def test_libraries_come_and_go() -> None:
+def test_required_libraries_depend_on_the_version() -> None:
     def versions_with(library: str) -> list[str]:
         return [v for v in VERSIONS if library in {*needs_for(v).libtriton, *needs_for(v).bin_tools}]
 
@@ -61,13 +61,13 @@ def test_libraries_come_and_go() -> None:
 @pytest.mark.parametrize(
     ("version", "arch", "target"), [("3.7", "amd64", "X86"), ("3.2", "ppc64le", "PowerPC"), ("3.0", "ppc64le", "")]
 )
-def test_host_libraries(version: str, arch: str, target: str) -> None:
+def test_required_host_backend_depends_on_version_and_architecture(version: str, arch: str, target: str) -> None:
     hosts = {f"LLVM{name}CodeGen" for name in ("X86", "AArch64", "PowerPC", "SystemZ")}
     assert hosts & set(needs_for(version, arch).libtriton) == ({f"LLVM{target}CodeGen"} if target else set())
 
 
 @pytest.mark.parametrize("version", ["3.99", "2.0", "0" * 40])
-def test_triton_not_on_record(version: str) -> None:
+def test_unknown_triton_branch_and_architecture_are_refused(version: str) -> None:
     with pytest.raises(UnsupportedError):
         needs_for(version)
     with pytest.raises(PinError):
@@ -76,16 +76,13 @@ def test_triton_not_on_record(version: str) -> None:
         needs_for("3.7", "riscv64")
 
 
-# --- an installed prefix ---
-
-
 def installed(prefix: Path) -> frozenset[str]:
-    """The files below an installed LLVM, as paths below `prefix`."""
+    """Return the files of an installed LLVM, as paths below `prefix`."""
     return frozenset(path.relative_to(prefix).as_posix() for path in prefix.rglob("*") if path.is_file())
 
 
 def install(prefix: Path, needs: LlvmRequirements) -> None:
-    """A prefix that has everything in `needs`, each file empty."""
+    """Create an empty file below `prefix` for each file in `needs`."""
     for low, name in (("llvm", "LLVM"), ("mlir", "MLIR"), ("lld", "LLD")):
         if low != "lld" or needs.lld:
             touch(prefix / "include" / low / f"{name}.h")
@@ -103,7 +100,7 @@ def touch(path: Path) -> None:
     path.touch()
 
 
-def test_each_file_counts(tmp_path: Path) -> None:
+def test_each_missing_file_is_reported(tmp_path: Path) -> None:
     needs = needs_for("3.8.0")
     install(tmp_path, needs)
     files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
@@ -121,13 +118,13 @@ def test_each_file_counts(tmp_path: Path) -> None:
     check_files(installed(tmp_path), needs, where="here", consumer="Triton")
 
 
-def test_triton_that_needs_lld_on_a_layer_without(tmp_path: Path) -> None:
+def test_llvm_without_lld_is_refused_for_a_triton_that_needs_it(tmp_path: Path) -> None:
     install(tmp_path, needs_for("3.4"))
     with refused("llvm-layer-unfit"):
         check_files(installed(tmp_path), needs_for("3.5"), where="here", consumer="Triton 3.5.0")
 
 
-def test_a_checkout_is_asked_what_it_needs(tmp_path: Path) -> None:
+def test_features_of_a_checkout_are_read_from_its_cmake_files(tmp_path: Path) -> None:
     (tmp_path / "third party" / "deep").mkdir(parents=True)
     assert features_of(tmp_path) == frozenset()
     (tmp_path / "CMakeLists.txt").write_text("find_package(\n  LLD CONFIG)\nset(CMAKE_CXX_COMPILER clang++)\n")

@@ -1,4 +1,4 @@
-"""Standard output under --json: one document, whatever comes of the command."""
+"""Tests of the console: one JSON document under --json, and no unsafe characters in any output."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ def test_a_log_record_is_one_line_with_its_level(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "WARNING: a host is slow\n"
 
 
-def test_a_result_and_then_a_failure_are_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failure_after_a_result_prints_no_second_document(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as stopped:
         differs(json=True)
     assert stopped.value.exit_code == NotReproducedError.code
     assert json.loads(capsys.readouterr().out) == {"equal": False}
 
 
-def test_a_failure_alone_is_told_as_data_even_after_another_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failure_is_printed_as_json_even_after_a_document_of_another_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     console.data({"an earlier command": True})
     capsys.readouterr()
     with pytest.raises(typer.Exit):
@@ -73,7 +75,7 @@ HARMLESS = ("a::b", "std::vector<int>", "#[derive]", "caf\u00e9 \u65e5\u672c\u8a
 
 @pytest.mark.parametrize("github", [True, False])
 @pytest.mark.parametrize("kind", EVIL)
-def test_nothing_that_is_printed_is_more_than_it_looks(
+def test_unsafe_text_is_escaped_in_all_output(
     kind: str, github: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
@@ -99,7 +101,7 @@ def test_nothing_that_is_printed_is_more_than_it_looks(
         assert "##[" not in line
 
 
-def test_json_says_what_was_there_without_showing_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_escapes_unsafe_text_and_preserves_its_value(capsys: pytest.CaptureFixture[str]) -> None:
     for value in EVIL.values():
         console.data({value: [value]})
         said = capsys.readouterr().out
@@ -108,14 +110,14 @@ def test_json_says_what_was_there_without_showing_it(capsys: pytest.CaptureFixtu
         assert json.loads(said) == {value: [value]}
 
 
-def test_harmless_text_stays() -> None:
+def test_escaping_changes_only_unsafe_text() -> None:
     assert [console.plain(text) for text in HARMLESS] == list(HARMLESS)
     assert console.plain_lines("a\nb\n::error::c") == "a\nb\n\\x3a:error::c"
     assert console.one_line("a\nb\u202ec") == "a?b?c"
 
 
-def test_every_character_that_is_not_seen_is_escaped() -> None:
-    """By the database of this Python."""
+def test_every_character_of_an_unsafe_category_is_escaped() -> None:
+    """The categories come from the Unicode database of the running Python."""
     shown = [
         char
         for char in map(chr, range(sys.maxunicode + 1))
@@ -124,7 +126,7 @@ def test_every_character_that_is_not_seen_is_escaped() -> None:
     assert shown == []
 
 
-def test_a_percent_sign_is_no_escape_of_github(
+def test_percent_sign_is_escaped_in_github_annotations(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")

@@ -1,4 +1,4 @@
-"""The lines that a consumer pastes: told by what an image holds, whoever made it."""
+"""Tests of the Containerfile lines for consumers, which depend on the files in an image."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REF = "registry.example:5000/ns/thing"
 
 
 def use(tmp_path: Path, files: dict[str, bytes], *, own: bool = True, partial: str = "") -> tuple[Use, str]:
-    """What is said of an image with these files, and its index's digest."""
+    """Return the consumer lines of an image with these files, and the digest of its index."""
     layout = Layout(tmp_path / "layout").ensure()
     files = {**FILES, **files}
     label = OWN if own else None
@@ -54,7 +54,7 @@ def use(tmp_path: Path, files: dict[str, bytes], *, own: bool = True, partial: s
     return use_of(layout, index, RegistryRef(host, repository, tag="latest"), name="thing"), index.digest
 
 
-def test_llvm(tmp_path: Path) -> None:
+def test_llvm_image_gives_copy_and_env_lines(tmp_path: Path) -> None:
     found, digest = use(tmp_path, LLVM)
     assert {
         f"COPY --from={REF}@{digest} /{PREFIX} /{PREFIX}",
@@ -64,14 +64,14 @@ def test_llvm(tmp_path: Path) -> None:
     assert found.as_json()["prefix"] == f"/{PREFIX}"
 
 
-def test_a_part_with_a_cmake_package_is_no_llvm_for_triton(tmp_path: Path) -> None:
+def test_partial_llvm_with_a_cmake_package_has_no_llvm_syspath_line(tmp_path: Path) -> None:
     found, _ = use(tmp_path, LLVM, partial="LLVMDemangle and LLVMSupport only")
     assert found.kind == "llvm-part"
     assert "LLVM_SYSPATH" not in "".join(found.lines)
     assert found.lines[-1].startswith("# ")
 
 
-def test_an_llvm_that_somebody_else_made(tmp_path: Path) -> None:
+def test_llvm_of_another_tool_gives_a_copy_line_and_a_note(tmp_path: Path) -> None:
     files = {"opt/llvm/lib/cmake/llvm/LLVMConfig.cmake": b"x", "etc/os-release": b"x"}
     found, digest = use(tmp_path, files, own=False)
     lines = list(found.text())
@@ -80,7 +80,7 @@ def test_an_llvm_that_somebody_else_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mount", ["/opt/triton-cache", "/opt/a b"])
-def test_a_triton_cache_goes_where_its_label_says(tmp_path: Path, mount: str) -> None:
+def test_triton_cache_is_copied_to_its_mount_label_if_that_is_a_plain_path(tmp_path: Path, mount: str) -> None:
     layout = Layout(tmp_path / "layout").ensure()
     layer = compress(write_layer(_tree(tmp_path, CACHE), tmp_path / "layer.tar"), tmp_path / "blob", "gzip")
     spec = ImageSpec(arch="amd64", layers=(add_layer(layout, layer),), labels={CACHE_MOUNT: mount})
@@ -123,7 +123,7 @@ FOR_A_GPU = {"usr/lib64/llvm-amdgpu-6bc4aaf6/lib/cmake/llvm/LLVMConfig.cmake": b
     ],
     ids=["aotriton", "kernels", "base", "part", "gpu", "triton", "wheel", "wheels", "cache"],
 )
-def test_the_other_kinds(tmp_path: Path, files: dict[str, bytes], kind: str, line: str) -> None:
+def test_image_kind_is_recognized_by_its_files(tmp_path: Path, files: dict[str, bytes], kind: str, line: str) -> None:
     found, _ = use(tmp_path, files)
     assert found.kind == kind
     assert any(line in one for one in found.lines), found.lines
@@ -133,14 +133,14 @@ def test_the_other_kinds(tmp_path: Path, files: dict[str, bytes], kind: str, lin
 @pytest.mark.parametrize(
     "files", [{"a file": b"x"}, {"a b\nRUN evil/lib/cmake/llvm/LLVMConfig.cmake": b"x"}], ids=["nothing", "hostile"]
 )
-def test_what_is_not_known_is_said_and_nothing_of_it_is_a_line(tmp_path: Path, files: dict[str, bytes]) -> None:
+def test_unrecognized_image_gives_only_comments(tmp_path: Path, files: dict[str, bytes]) -> None:
     found, _ = use(tmp_path, files, own=False)
     assert found.kind == "unknown"
     assert found.unknown
     assert all(line.startswith("# ") and "\n" not in line for line in found.text())
 
 
-def test_a_folder_is_brought_to_the_engine_or_named_as_a_context(tmp_path: Path) -> None:
+def test_image_in_a_folder_gives_build_context_and_skopeo_lines(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "layout").ensure()
     index = write_index(layout, [small_image(layout, tmp_path / "work", files={**FILES, **LLVM}, label=OWN)])
     lines = use_of(layout, index, LayoutRef(layout.root, "thing.1"), name="thing").lines
@@ -163,7 +163,7 @@ def test_a_folder_is_brought_to_the_engine_or_named_as_a_context(tmp_path: Path)
         ("lay\u202eout", "x"),
     ],
 )
-def test_a_name_that_no_reference_has_is_no_line(tmp_path: Path, folder: str, tag: str) -> None:
+def test_unsafe_folder_or_tag_gives_no_lines(tmp_path: Path, folder: str, tag: str) -> None:
     layout = Layout(tmp_path / folder).ensure()
     index = write_index(layout, [small_image(layout, tmp_path / "work", files={**FILES, **LLVM}, label=OWN)])
     layout.tag(index, "x")
@@ -179,7 +179,7 @@ def test_a_name_that_no_reference_has_is_no_line(tmp_path: Path, folder: str, ta
     assert [line for line in done.stdout.splitlines() if not line.startswith("# not known: ")] == []
 
 
-def test_words_of_a_shell_are_quoted(tmp_path: Path) -> None:
+def test_folder_is_quoted_for_the_shell(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "a $(b) 'c'").ensure()
     index = write_index(layout, [small_image(layout, tmp_path / "work", files={**FILES, **LLVM}, label=OWN)])
     lines = use_of(layout, index, LayoutRef(layout.root, "x")).lines
@@ -187,8 +187,8 @@ def test_words_of_a_shell_are_quoted(tmp_path: Path) -> None:
     assert {words[2] for words in copied} == {f"oci:{layout.root}:x"}
 
 
-def test_the_pip_line_installs_what_was_unpacked(tmp_path: Path) -> None:
-    """Run the line as it is printed, but with a folder in the place of the mount."""
+def test_pip_line_installs_the_triton_of_the_image(tmp_path: Path) -> None:
+    """The test runs the printed line with a folder in the place of the mount."""
     found, _ = use(tmp_path, TRITON)
     for name, content in TRITON.items():
         (tmp_path / "image" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def test_the_pip_line_installs_what_was_unpacked(tmp_path: Path) -> None:
     assert (tmp_path / "site/triton/__init__.py").read_bytes() == TRITON[f"{SITE}/triton/__init__.py"]
 
 
-def test_publish_ends_with_it_and_inspect_says_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_and_inspect_print_the_same_consumer_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path / "cache")
     finished_base(cache, tmp_path / "base")
     finished_llvm(Request(cache=cache, sources=specs({"llvm": "distro:llvm-toolchain-22"})), tmp_path / "llvm", LLVM)

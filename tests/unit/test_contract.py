@@ -1,4 +1,4 @@
-"""The contract check as the tool reads it, and what of check.sh needs no LLVM: run on a prefix of stand-ins."""
+"""Tests of the contract check: how its output is read, and the checks of check.sh that need no real LLVM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ done
 
 
 class Script:
-    """A runner that says what it is told to say."""
+    """A runner that outputs the given lines and returns the given exit code."""
 
     def __init__(self, lines: Sequence[str], returncode: int = 0) -> None:
         self.lines = lines
@@ -92,7 +92,7 @@ def test_report_holds_every_check_in_order() -> None:
     assert (mount.source / "check.sh").is_file()
 
 
-def test_needs_become_settings() -> None:
+def test_requirements_become_environment_variables() -> None:
     needs = needs_for("3.4.0")
     runner = Script(answers(needs))
     checked(runner, needs)
@@ -101,7 +101,7 @@ def test_needs_become_settings() -> None:
     assert not {"lld", "clang++"} & set(check_names(needs)), "what is not asked for is not expected"
 
 
-def test_each_failure_is_named_with_what_to_do() -> None:
+def test_failed_checks_are_named_with_a_fix() -> None:
     lines = answers(
         NEEDS, FileCheck="it does not run", configure="see the log", build_use="not run, because configure failed"
     )
@@ -111,13 +111,13 @@ def test_each_failure_is_named_with_what_to_do() -> None:
     assert ("LLVM_INSTALL_UTILS" in caught.value.fix, "build-use" in caught.value.fix) == (True, False)
 
 
-def test_a_check_that_says_nothing_is_no_pass() -> None:
+def test_missing_result_of_a_check_is_an_error() -> None:
     lines = [line for line in answers(NEEDS) if not line.startswith("@contract link ")]
     with refused("contract-unfinished"):
         checked(Script(lines))
 
 
-def test_an_early_end_is_no_pass() -> None:
+def test_early_end_or_unexplained_exit_code_is_an_error() -> None:
     with refused("contract-unfinished", "127") as caught:
         checked(Script(["sh: 0: cannot open"], 127))
     assert "cannot open" in caught.value.why
@@ -127,7 +127,7 @@ def test_an_early_end_is_no_pass() -> None:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
-    """A prefix that passes the checks before `configure`, at a path with a space and a quote."""
+    """Create a prefix that passes the checks before `configure`; its path contains spaces and a quote."""
     top = tmp_path / "it's a prefix"
     for folder in ("bin", "lib/cmake/llvm", "include"):
         (top / folder).mkdir(parents=True)
@@ -137,13 +137,13 @@ def prefix(tmp_path: Path) -> Path:
         (top / "bin" / name).write_text(text)
         (top / "bin" / name).chmod(0o755)
     (top / "lib/cmake/llvm/LLVMConfig.cmake").write_text("set(LLVM_LINK_LLVM_DYLIB OFF)\n")
-    # Words that only look like the build folder.
+    # These words only resemble the build folder, so the check `paths` must accept them.
     (top / "include" / "Text.h").write_text("// see utils/build/x, </root>/build/x, /building and /src/llvmish\n")
     return top
 
 
 def cheap(prefix: Path, *options: str, **env: str) -> tuple[int, dict[str, str]]:
-    """Run the checks before `configure`; the exit code and each line's rest by name."""
+    """Run the checks before `configure`; return the exit code and the result of each check by name."""
     script = recipe.root() / "llvm-config" / "contract" / "check.sh"
     libraries = ";".join(LIBRARIES)
     result = process.run(
@@ -158,14 +158,14 @@ def cheap(prefix: Path, *options: str, **env: str) -> tuple[int, dict[str, str]]
     return result.returncode, {row[1]: row[2] for row in rows}
 
 
-def test_stand_ins_pass(prefix: Path) -> None:
+def test_prefix_of_stand_ins_passes_the_checks_before_configure(prefix: Path) -> None:
     code, rows = cheap(prefix)
     assert code == 0, rows
     assert list(rows) == ["libraries", "static", "mlir-tblgen", "FileCheck", "clang++", "paths"]
     assert not list(prefix.parent.glob("contract.*"))
 
 
-def test_a_library_that_is_missing_or_has_no_members_of_its_own_fails(prefix: Path) -> None:
+def test_missing_empty_or_thin_library_fails_the_check(prefix: Path) -> None:
     for content in (b"", b"!<arch>\n", b"!<thin>\n" + ARCHIVE):
         (prefix / "lib" / "libMLIROptLib.a").write_bytes(content)
         code, rows = cheap(prefix, "--quick")
@@ -177,7 +177,7 @@ def test_a_library_that_is_missing_or_has_no_members_of_its_own_fails(prefix: Pa
 
 
 @pytest.mark.parametrize("name", NEEDS.tools)
-def test_a_tool_that_does_nothing_fails(prefix: Path, name: str) -> None:
+def test_tool_that_does_nothing_fails_its_check(prefix: Path, name: str) -> None:
     (prefix / "bin" / name).write_text("#!/bin/sh\n")
     code, rows = cheap(prefix)
     assert code == 1
@@ -191,7 +191,7 @@ def test_a_tool_that_does_nothing_fails(prefix: Path, name: str) -> None:
         ("lib/libLLVMCore.a", ARCHIVE + b"\0/build/lib/IR/Core.cpp\0"),
     ],
 )
-def test_a_build_folder_in_any_file_fails(prefix: Path, where: str, content: bytes) -> None:
+def test_path_of_the_build_folder_in_a_file_fails_the_check(prefix: Path, where: str, content: bytes) -> None:
     (prefix / where).parent.mkdir(exist_ok=True)
     (prefix / where).write_bytes(content)
     code, rows = cheap(prefix)
@@ -201,7 +201,7 @@ def test_a_build_folder_in_any_file_fails(prefix: Path, where: str, content: byt
     assert cheap(prefix, FORBIDDEN="/elsewhere/b.ild:/x")[0] == 0
 
 
-def test_a_dynamic_llvm_fails(prefix: Path) -> None:
+def test_dynamic_llvm_fails_the_check_unless_allowed(prefix: Path) -> None:
     (prefix / "lib" / "libMLIR.so.22.1").touch()
     code, rows = cheap(prefix)
     assert code == 1
@@ -209,7 +209,7 @@ def test_a_dynamic_llvm_fails(prefix: Path) -> None:
     assert cheap(prefix, DYLIB="allow")[0] == 0
 
 
-def test_wrong_words_are_usage() -> None:
+def test_wrong_arguments_print_the_usage() -> None:
     script = recipe.root() / "llvm-config" / "contract" / "check.sh"
     for words in ([], ["--slow", "/usr"], ["--until"], [""]):
         result = subprocess.run(["sh", script, *words], capture_output=True, text=True, check=False)

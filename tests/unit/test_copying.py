@@ -75,7 +75,7 @@ def copy(source: Target, dest: Target, tmp_path: Path) -> Copied:
 
 
 def tags_of(registry: FakeRegistry) -> list[str]:
-    """Return the tags that people see."""
+    """Return the tags, without digests and without tags that are named after digests."""
     return [name for name in registry.manifests if ":" not in name and not name.startswith("sha256-")]
 
 
@@ -93,7 +93,7 @@ def registries() -> Iterator[tuple[FakeRegistry, FakeRegistry]]:
         yield first, second
 
 
-def test_from_a_folder_over_registries_to_a_folder(
+def test_copy_through_two_registries_preserves_the_image_and_its_attachments(
     published: Published, registries: tuple[FakeRegistry, FakeRegistry], tmp_path: Path
 ) -> None:
     first, second = (RegistryRef(registry.host, "ns") for registry in registries)
@@ -122,8 +122,9 @@ def test_a_registry_that_cannot_hold_attachments_gets_no_tag(published: Publishe
         assert tags_of(registry) == []
 
 
-def test_what_was_lost_in_the_source_is_not_copied_as_whole(published: Published, tmp_path: Path) -> None:
-    """A damaged blob of an attached artifact ends the copy before a tag moves."""
+def test_damaged_attachment_in_the_source_ends_the_copy_before_a_tag_is_set(
+    published: Published, tmp_path: Path
+) -> None:
     layout = Layout(shutil.copytree(published.folder, tmp_path / "source"))
     att = layout.resolve(about_tag(published.delivered.digest, "att"))
     layout.blob(layout.children(att)[1].digest).write_bytes(b"{}")
@@ -133,7 +134,7 @@ def test_what_was_lost_in_the_source_is_not_copied_as_whole(published: Published
         assert tags_of(registry) == []
 
 
-def test_an_attachment_that_the_registry_deleted_is_not_called_a_wrong_name(
+def test_attachment_that_the_source_registry_deleted_is_named_in_the_error(
     published: Published, tmp_path: Path
 ) -> None:
     with fake_registry(api=False) as registry:
@@ -154,7 +155,7 @@ def test_an_attachment_that_the_registry_deleted_is_not_called_a_wrong_name(
         copy(source, LayoutRef(tmp_path / "to"), tmp_path)
 
 
-def test_changed_bytes_are_refused_before_anything_is_sent(published: Published, tmp_path: Path) -> None:
+def test_changed_layer_is_refused_before_a_manifest_is_sent(published: Published, tmp_path: Path) -> None:
     layout = Layout(shutil.copytree(published.folder, tmp_path / "source"))
     index = layout.read_json(layout.resolve(published.name))
     manifest = layout.read_json(layout.resolve(index["manifests"][0]["digest"]))
@@ -166,7 +167,7 @@ def test_changed_bytes_are_refused_before_anything_is_sent(published: Published,
         assert not registry.manifests
 
 
-def test_an_image_without_a_tag_has_no_name(published: Published, tmp_path: Path) -> None:
+def test_folder_without_a_tag_is_refused(published: Published, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     layout = Layout(bare).ensure()
     layout.add(layout.put_json({"schemaVersion": 2, "manifests": []}, "application/vnd.oci.image.index.v1+json"))
@@ -174,7 +175,7 @@ def test_an_image_without_a_tag_has_no_name(published: Published, tmp_path: Path
         copy_images(LayoutRef(bare), LayoutRef(tmp_path / "to"), tmp_path / "scratch")
 
 
-def test_an_attached_index_is_copied_whole(
+def test_attached_index_is_copied_with_its_blobs(
     published: Published, registries: tuple[FakeRegistry, FakeRegistry], tmp_path: Path
 ) -> None:
     layout = Layout(shutil.copytree(published.folder, tmp_path / "source"))
@@ -220,8 +221,8 @@ def test_tags_of_image_and_files_are_written_last(published: Published, api: boo
     assert puts[-4:] == named
 
 
-def test_a_source_whose_tag_moves_during_the_copy(published: Published, tmp_path: Path) -> None:
-    """What is copied is what was verified, and the tag that names something else now is left out."""
+def test_source_tag_that_moves_during_the_copy_is_left_out(published: Published, tmp_path: Path) -> None:
+    """The copy has the digest that was verified, because the tag names another image only later."""
     with fake_registry() as first, fake_registry() as second:
         copy(LayoutRef(published.folder), RegistryRef(first.host, "ns"), tmp_path)
         content = first.manifests["latest"][1]
@@ -235,7 +236,7 @@ def test_a_source_whose_tag_moves_during_the_copy(published: Published, tmp_path
         assert other not in [value for _, value in second.manifests.values()]
 
 
-def test_a_destination_that_says_it_has_what_it_lacks(published: Published, tmp_path: Path) -> None:
+def test_destination_whose_tag_differs_between_head_and_get_is_refused(published: Published, tmp_path: Path) -> None:
     """HEAD names the digest of the new image, while the tag still gives an older one."""
     with fake_registry() as registry:
         dest = RegistryRef(registry.host, "ns")
@@ -249,7 +250,7 @@ def test_a_destination_that_says_it_has_what_it_lacks(published: Published, tmp_
         assert registry.instead["HEAD latest"] == []
 
 
-def test_an_image_keeps_each_of_its_names(tmp_path: Path) -> None:
+def test_image_with_two_names_is_copied_with_all_its_tags(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "carried").ensure()
     image = small_image(layout, tmp_path / "image")
     names = {"one", "one.1", "other", "other.1"}
@@ -260,7 +261,7 @@ def test_an_image_keeps_each_of_its_names(tmp_path: Path) -> None:
     assert set(Layout(tmp_path / "inside").refs()) == names
 
 
-def test_a_folder_needs_disk_for_one_image_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_of_a_folder_stores_one_image_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(tmp_path / "carried").ensure()
     for name in ("a", "b", "c"):
         layout.tag(small_image(layout, tmp_path / name, files={"usr/lib64/thing/bin/tool": name.encode()}), name)
@@ -276,7 +277,7 @@ def test_a_folder_needs_disk_for_one_image_at_a_time(tmp_path: Path, monkeypatch
     assert max(most) == 1
 
 
-def test_a_bundle_in_the_folder_is_left_behind(published: Published, tmp_path: Path) -> None:
+def test_bundle_in_the_folder_is_not_copied(published: Published, tmp_path: Path) -> None:
     layout = Layout(shutil.copytree(published.folder, tmp_path / "carried"))
     bundle = layout.put_artifact("application/vnd.toolchain.bundle.v1", [layout.put_bytes(b"{}", media.LAYER)])
     layout.tag(bundle, "bundle-llvm")
@@ -307,7 +308,9 @@ def test_a_bundle_in_the_folder_is_not_verified(published: Published, tmp_path: 
     assert verified(f"oci:{layout.root}").exit_code == 17
 
 
-def test_the_last_attachment_counts_too(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_with_more_attachments_than_the_limit_is_refused(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copied = copy(LayoutRef(published.folder), LayoutRef(tmp_path / "whole"), tmp_path)
     monkeypatch.setattr("toolchain.publish.copying._MOST_ARTIFACTS", copied.attached)
     copy(LayoutRef(published.folder), LayoutRef(tmp_path / "as many"), tmp_path)

@@ -1,4 +1,4 @@
-"""What a stage takes: every stage has a row, every row a source, and `plan` tells it in 80 columns."""
+"""Tests of the estimated costs of stages, and of the verb `plan`, which shows them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from toolchain.cli.app import app
 TOP = Path(__file__).resolve().parents[2]
 
 
-def test_every_stage_has_a_row_and_every_row_a_source() -> None:
+def test_every_stage_has_a_cost_and_every_cost_has_a_source() -> None:
     assert {one.stage for one in costs()} == {one.costs or one.name for one in STAGES}
     assert [
         one for one in costs() if one.source not in sections() and not one.source.startswith("not measured: ")
     ] == []
 
 
-def test_hours_follow_the_cores() -> None:
+def test_time_is_scaled_to_the_number_of_cores() -> None:
     llvm, base = cost_of("llvm", "distribution"), cost_of("base")
     assert llvm is not None
     assert base is not None
@@ -44,7 +44,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
     return CliRunner()
 
 
-def test_plan_tells_hours_disk_and_memory(planned: CliRunner) -> None:
+def test_plan_shows_time_disk_and_memory_in_80_columns(planned: CliRunner) -> None:
     words = ["plan", "aotriton", "--aotriton", "0.13b", "--gpu", "MI300X", "--allow-binary", "libdevice"]
     rows = json.loads(planned.invoke(app, [*words, "--json"]).stdout)["stages"]
     takes = {row["name"]: row["takes"] for row in rows}
@@ -55,7 +55,7 @@ def test_plan_tells_hours_disk_and_memory(planned: CliRunner) -> None:
     assert max(map(len, told.splitlines())) <= 80
 
 
-def test_plan_says_no_to_what_the_data_contradict_and_what_comes_next(planned: CliRunner) -> None:
+def test_plan_refuses_impossible_requests_and_names_missing_decisions(planned: CliRunner) -> None:
     for words, code in (
         (("aotriton", "--aotriton", "0.7.1b", "--gpu", "gfx950"), 7),
         (("llvm", "--source", "llvm=distro:llvm-toolchain-20"), 5),
@@ -71,7 +71,7 @@ def test_plan_says_no_to_what_the_data_contradict_and_what_comes_next(planned: C
     assert "libdevice" not in planned.invoke(app, [*asked, "--drop-binary", "libdevice"]).stderr
 
 
-def test_a_misspelt_or_contradictory_decision_on_a_prebuilt_is_told(planned: CliRunner) -> None:
+def test_plan_warns_of_misspelt_and_refuses_contradictory_decisions(planned: CliRunner) -> None:
     words = ["plan", "triton", "--triton", "3.6.0", "--allow-binary"]
     assert "'libdevise'" in planned.invoke(app, [*words, "libdevise"]).stderr
     for name in ("libdevice", "triton-wheel", "third_party/x.bc"):

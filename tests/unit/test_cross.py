@@ -1,4 +1,4 @@
-"""LLVM for other machines: what is planned, refused, checked and published."""
+"""Tests of LLVM for other architectures: plans, refusals, contract checks and published images."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ DIGEST = "5" * 64
 
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
-    """LLVM from the distribution, in an empty cache."""
+    """Return a request for the part `support` of the distribution's LLVM, with an empty cache."""
     return Request(cache=Cache(tmp_path / "a cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), only=SUPPORT)
 
 
 def lock_all(request: Request) -> Request:
-    """As after a base and the other systems were resolved."""
+    """Write package lists as if the base and the sysroots were resolved, and return the request."""
     recipe_ = base_recipe("debian13", "amd64")
     packages = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": DIGEST}]
     lock = {"recipe": base.recipe_digest(recipe_), "packages": packages}
@@ -68,10 +68,7 @@ def lock_all(request: Request) -> Request:
     return request
 
 
-# Machines
-
-
-def test_this_machine_is_named_as_oci_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_name_is_converted_to_an_oci_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     for machine in MACHINES.values():
         monkeypatch.setattr(platform, "machine", lambda machine=machine: machine.kernel)
         assert this_machine() == machine.arch
@@ -79,7 +76,7 @@ def test_this_machine_is_named_as_oci_does(monkeypatch: pytest.MonkeyPatch) -> N
     assert this_machine() == "riscv64"
 
 
-def test_the_emulator_is_called_by_name_and_its_absence_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulator_is_found_in_path_and_missing_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused("qemu-missing", "qemu-ppc64le-static") as caught:
         emulator("ppc64le")
@@ -93,10 +90,7 @@ def test_the_emulator_is_called_by_name_and_its_absence_told(tmp_path: Path, mon
     assert emulator("arm64") == program
 
 
-# Plans
-
-
-def test_another_machine_s_llvm_is_built_in_this_one_s_base(request_: Request) -> None:
+def test_llvm_for_another_architecture_is_built_in_the_native_base(request_: Request) -> None:
     rows = plan(lock_all(replace(request_, arch=("ppc64le",))), "llvm")
     assert [(row.planned.name, row.arch) for row in rows] == [
         ("base", "amd64"),
@@ -110,7 +104,7 @@ def test_another_machine_s_llvm_is_built_in_this_one_s_base(request_: Request) -
     assert rows[1].as_json()["partial"] == unpacked.PARTIAL
 
 
-def test_other_packages_make_another_layer(request_: Request) -> None:
+def test_input_digest_depends_on_the_package_list_of_the_sysroot(request_: Request) -> None:
     request = lock_all(replace(request_, arch=("arm64",)))
     before = plan(request, "llvm")[-1].planned.input_digest
     path = request.cache.package_list("sysroot", "debian13", "arm64")
@@ -123,12 +117,12 @@ def test_other_packages_make_another_layer(request_: Request) -> None:
 
 
 @pytest.mark.parametrize(("target", "arch"), [("triton", "arm64"), ("aotriton", "ppc64le"), ("all", "s390x")])
-def test_what_is_above_llvm_is_refused_for_other_machines(request_: Request, target: str, arch: str) -> None:
+def test_target_that_does_not_support_an_architecture_is_refused(request_: Request, target: str, arch: str) -> None:
     with refused("stage-not-for-architecture", target, arch):
         plan(replace(request_, arch=("amd64", arch)), target)
 
 
-def test_on_another_machine_amd64_is_the_other_one(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amd64_is_cross_compiled_on_an_arm64_machine(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert [stage.name for stage in stages_of("llvm", request_)] == ["base", "sysroot", "llvm"]
     with refused("stage-not-for-architecture", "amd64"):
@@ -136,23 +130,22 @@ def test_on_another_machine_amd64_is_the_other_one(request_: Request, monkeypatc
 
 
 @pytest.mark.parametrize(("base", "says"), [("ubi9", "ubi9"), ("oci:somewhere", "oci:somewhere")])
-def test_a_base_without_packages_to_compile_against_is_refused(request_: Request, base: str, says: str) -> None:
+def test_base_without_sysroot_packages_is_refused_for_other_architectures(
+    request_: Request, base: str, says: str
+) -> None:
     with pytest.raises(UnsupportedError, match=says):
         plan(replace(request_, arch=("arm64",), base=parse_base(base)), "base")
 
 
-# The contract
-
-
 class Runner:
-    """Remembers how it was called and says what it is told to."""
+    """A runner that records its arguments and outputs the given lines."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = lines
         self.called: dict[str, Any] = {}
 
     def run(self, image: str, argv: Any, **given: Any) -> Result:
-        """As an engine."""
+        """Record the arguments, and pass each line to `on_line`."""
         self.called = {"image": image, "argv": argv, **given}
         for line in self.lines:
             given["on_line"](line)
@@ -160,7 +153,7 @@ class Runner:
 
 
 @pytest.mark.parametrize("part", ["tablegen", "support"])
-def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part: str) -> None:
+def test_part_for_another_architecture_is_checked_with_an_emulator(tmp_path: Path, part: str) -> None:
     names = [name for name in contract._OF_PART[part] if name != "symbols"]
     runner = Runner(*(f"@contract {name} ok" for name in names))
     where = CrossTarget("arm64", tmp_path / "qemu", tmp_path / "system")
@@ -177,9 +170,6 @@ def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part:
     assert all(mount.read_only for mount in mounts.values())
 
 
-# Images
-
-
 def finish(request: Request, arch: str, work: Path) -> None:
     """Leave a finished LLVM for one architecture in the cache, as a build does."""
     alone = replace(request, arch=(arch,))
@@ -188,7 +178,7 @@ def finish(request: Request, arch: str, work: Path) -> None:
 
 
 def finish_stage(request: Request, planned: Planned, arch: str, work: Path, *, partial: str = "") -> None:
-    """One of its stages."""
+    """Leave a finished stage in the cache, as a build does."""
     tree = work / f"tree {arch}"
     if not tree.exists():
         tree.mkdir(parents=True)
@@ -206,11 +196,11 @@ def finish_stage(request: Request, planned: Planned, arch: str, work: Path, *, p
 
 
 def planned_name(request: Request) -> str:
-    """The name of its LLVM, for each architecture."""
+    """Return the name of the LLVM image, which is the same for each architecture."""
     return plan(replace(request, arch=request.arch[:1]), "llvm")[-1].planned.image
 
 
-def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
+def test_index_does_not_depend_on_the_build_order(tmp_path: Path) -> None:
     indexes = set()
     for number, order in enumerate((["amd64", "arm64"], ["arm64", "amd64"])):
         cache = Cache(tmp_path / f"cache {number}")
@@ -230,15 +220,15 @@ def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
     assert len(indexes) == 1
 
 
-def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path) -> None:
-    """The image is found by the digest of its own inputs, because a plan for one architecture knows no more."""
+def test_image_for_one_architecture_is_reused_from_a_joint_index(tmp_path: Path) -> None:
+    """The image is found by the digest of its own inputs, because a plan for one architecture has no others."""
     request = lock_all(
         Request(cache=Cache(tmp_path / "one"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), only=SUPPORT)
     )
     for machine in ("amd64", "arm64"):
         finish(request, machine, tmp_path / "work")
     out, signer = LayoutRef(tmp_path / "out"), ed25519_signer()
-    # The contract check is left out here, and whoever takes it says that it may be.
+    # The images have no contract check, so the request that reuses them must allow that.
     request = replace(request, arch=("amd64", "arm64"), contract=False)
     (done,) = deliver(request.cache, named_images(request.cache, [planned_name(request)]), out, signer=signer)
     wanted = lock_all(replace(request, cache=Cache(tmp_path / "other"), arch=("arm64",)))
@@ -252,8 +242,8 @@ def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path) -> No
     assert config["architecture"] == "arm64"
 
 
-def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
-    # Those are compiled against the floor, and refused with a base.
+def test_targets_for_amd64_have_the_expected_stages(request_: Request) -> None:
+    # These targets are compiled against the floor, and are refused with a base.
     codegen = {"llvm-amdgpu", "codegen-amdgpu", "hip"}
     targets = [target for target in catalog.targets() if target not in {"sysroot", "python", *codegen}]
     stages = {target: [stage.name for stage in stages_of(target, request_)] for target in targets}

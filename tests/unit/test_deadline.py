@@ -1,4 +1,4 @@
-"""A task ends when its time is over, whatever it is doing."""
+"""Tests of time limits, which end a task whatever it is doing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def swallow() -> None:
 
 
 @pytest.mark.parametrize("work", [compute, swallow, lambda: subprocess.run(["sleep", "100"], check=True)])
-def test_work_of_any_kind_is_ended(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_interrupts_loops_exception_handlers_and_subprocesses(
+    work: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("toolchain.core.deadline._AGAIN", 100.0)
     tidied = []
 
@@ -61,14 +63,14 @@ def test_work_of_any_kind_is_ended(work: Callable[[], object], monkeypatch: pyte
 
 
 @pytest.mark.parametrize("seconds", [1e300, float("inf")])
-def test_a_limit_that_no_timer_holds_is_none(seconds: float) -> None:
+def test_limit_that_is_too_large_for_a_timer_is_accepted(seconds: float) -> None:
     before = signal.getsignal(signal.SIGALRM)
     with deadline(seconds, problem):
         pass
     assert signal.getsignal(signal.SIGALRM) is before
 
 
-def test_a_thread_has_no_timer_to_use() -> None:
+def test_deadline_is_accepted_in_a_thread() -> None:
     done: list[bool] = []
 
     def run() -> None:
@@ -82,7 +84,7 @@ def test_a_thread_has_no_timer_to_use() -> None:
 
 
 def test_verify_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry that answers each question fast enough, and has always another answer."""
+    """The registry sends header lines fast enough, but sends them without end."""
     monkeypatch.setattr(pace, "RATE", 0.0)
 
     def answer(_: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""trust.difference: where two layers differ, file by file and byte by byte."""
+"""Tests of oci.layer_diff: where two layers differ, file by file and byte by byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolchain.oci.layer_diff import Blob, differences, first_difference
 
 
 def layer(path: Path, members: Mapping[str, bytes | str], *, pack: bool = False) -> Blob:
-    """A layer; text is the target of a link."""
+    """Write a layer; a member whose content is text is a symbolic link with that target."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, content in members.items():
@@ -34,7 +34,7 @@ def layer(path: Path, members: Mapping[str, bytes | str], *, pack: bool = False)
     return Blob(path, media.LAYER_GZIP if pack else media.LAYER)
 
 
-def test_the_same_files_are_the_same_however_they_are_packed(tmp_path: Path) -> None:
+def test_layers_with_equal_files_are_equal_despite_compression(tmp_path: Path) -> None:
     members: dict[str, bytes | str] = {"usr/lib/a": b"content", "usr/link": "lib/a"}
     assert differences(layer(tmp_path / "1", members), layer(tmp_path / "2", members, pack=True)) == []
 
@@ -63,8 +63,8 @@ def test_each_kind_of_difference_is_named(tmp_path: Path) -> None:
     assert (found["link"].first, found["link"].second) == ("here", "there")
 
 
-def test_each_layer_is_read_twice_however_many_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for the digests, once for the first bytes: an LLVM takes seconds each time, and has thousands of files."""
+def test_each_layer_is_read_exactly_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read for each file would be slow, because an LLVM takes seconds to read and has thousands of files."""
     names = [f"d/{number:02}" for number in range(30)]
     one = layer(tmp_path / "1", dict.fromkeys(names, b"a"), pack=True)
     two = layer(tmp_path / "2", dict.fromkeys(names, b"b"), pack=True)
@@ -81,7 +81,7 @@ def test_each_layer_is_read_twice_however_many_files_differ(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_the_first_difference_is_the_first(size: int) -> None:
+def test_first_difference_returns_the_lowest_offset(size: int) -> None:
     chance = random.Random(size)
     content = chance.randbytes(size)
     for _ in range(20):

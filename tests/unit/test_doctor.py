@@ -1,4 +1,4 @@
-"""The doctor: works with nothing installed, says what to install, and its exit code tells."""
+"""Tests of `doctor`, which must also work on a machine where nothing is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolchain.stages.llvm_subset import DISTRIBUTION, FULL_DISK, subset_of
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """A machine with no program at all and no network."""
+    """Remove all programs from PATH, disable the network, and return an empty cache."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
@@ -35,7 +35,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
 
 
 def install(bare: Cache, name: str, script: str) -> None:
-    """A program of that name that runs `script`."""
+    """Install a program that runs `script`."""
     program = bare.root.parent / "bin" / name
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -45,7 +45,7 @@ def found(cache: Cache) -> dict[str, Check]:
     return {check.name: check for check in doctor.examine(cache)}
 
 
-def test_with_nothing_installed_it_says_what_to_install(bare: Cache) -> None:
+def test_missing_programs_are_reported_with_the_command_that_installs_them(bare: Cache) -> None:
     checks = found(bare)
     assert bare.is_ours, "what is written there before the first build must not keep `cache prune` away"
     for name in ("buildah", "mmdebstrap"):
@@ -59,13 +59,13 @@ def test_with_nothing_installed_it_says_what_to_install(bare: Cache) -> None:
         assert check.fix or check.status == "ok", check
 
 
-def test_exit_code_is_the_first_failures() -> None:
+def test_exit_code_is_that_of_the_first_failed_check() -> None:
     fine, disk = Check("a", "ok", "x"), Check("disk", "fail", "x", "y", 9)
     for checks, code in (([fine], 0), ([fine, disk], 9), ([Check("buildah", "fail", "x"), disk], 8)):
         assert doctor.exit_code(checks) == code
 
 
-def test_a_cache_that_cannot_be_one(bare: Cache) -> None:
+def test_cache_path_that_is_a_file_fails_the_check(bare: Cache) -> None:
     bare.root.touch()
     checks = list(doctor.examine(bare))
     assert (checks[0].name, checks[0].status, doctor.exit_code(checks)) == ("cache", "fail", 3)
@@ -75,7 +75,7 @@ def test_a_cache_that_cannot_be_one(bare: Cache) -> None:
 
 
 @pytest.mark.parametrize("proxy", ["http://proxy:99999999", "http://[::1"])
-def test_a_proxy_that_is_no_address(bare: Cache, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+def test_invalid_proxy_address_is_a_warning(bare: Cache, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("https_proxy", proxy)
     assert found(bare)["git-host"].status == "warn"
 
@@ -87,7 +87,7 @@ def test_an_old_buildah_is_refused(bare: Cache) -> None:
     assert found(bare)["buildah"] == Check("buildah", "ok", "1.28.2")
 
 
-def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_fails_and_too_little_memory_warns(bare: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "disk_free", lambda _: 5 * 1000**3)
     monkeypatch.setattr(resources, "memory_available", lambda: 2 * resources.GIB)
     checks = found(bare)
@@ -96,7 +96,7 @@ def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch
     assert checks["memory"].status == "warn"
 
 
-def test_emulators_are_looked_for_as_the_build_does(bare: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_emulators_are_named_until_all_are_installed(bare: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     check = found(bare)["emulators"]
     assert (check.status, check.fix) == ("warn", "apt-get install qemu-user-static")
@@ -110,7 +110,7 @@ def test_emulators_are_looked_for_as_the_build_does(bare: Cache, monkeypatch: py
     assert found(bare)["emulators"].status == "ok"
 
 
-def test_the_verb_prints_json_and_leaves_with_the_code(bare: Cache) -> None:
+def test_verb_prints_json_and_exits_with_the_code_of_the_failure(bare: Cache) -> None:
     app = typer.Typer()
     app.command()(verb)
     result = CliRunner().invoke(app, ["--json", "--cache", os.fspath(bare.root)])
