@@ -1,4 +1,4 @@
-"""sources.edits and stages.triton_edits: what an edit file does to a tree, when one is taken, and what is refused."""
+"""Tests of sources.edits and stages.triton_edits: how edit files are applied, chosen and refused."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def test_lines_give_way_to_texts_whatever_the_order_of_the_rows(tree: Path, tmp_path: Path) -> None:
+def test_lines_are_replaced_regardless_of_the_order_of_the_rows(tree: Path, tmp_path: Path) -> None:
     path = edit_file(tmp_path / "e.toml", row(5, 4, "end\n"), row(2, 3, "new\nnewer\n"), row(1, 0, "top\n"))
     apply_edits(read_edits(path), tree)
     assert (tree / FILE).read_text() == "top\none\nnew\nnewer\nfour\nend\n"
 
 
-def test_an_edit_file_is_applied_like_a_patch_and_leaves_the_source_alone(tree: Path, tmp_path: Path) -> None:
+def test_edit_file_is_applied_like_a_patch_to_a_copy_of_the_source(tree: Path, tmp_path: Path) -> None:
     path = edit_file(tmp_path / "e.toml", row(2, 2, ""))
     patch = tmp_path / "then.patch"
     patch.write_text(f"--- a/{FILE}\n+++ b/{FILE}\n@@ -1,3 +1,3 @@\n-one\n+1\n three\n four\n")
@@ -65,7 +65,7 @@ def test_an_edit_file_is_applied_like_a_patch_and_leaves_the_source_alone(tree: 
     assert (tree / FILE).read_text() == TEXT
 
 
-def test_a_file_with_another_digest_is_refused_and_nothing_changes(tree: Path, tmp_path: Path) -> None:
+def test_file_with_another_digest_is_refused_before_any_file_is_edited(tree: Path, tmp_path: Path) -> None:
     (tree / "other").write_text("x\n")
     path = edit_file(tmp_path / "e.toml", row(1, 1, "y\n", file="other", of="x\n"), row(1, 1, "1\n"))
     (tree / FILE).write_text(TEXT + "mine\n")
@@ -109,12 +109,12 @@ def test_a_linked_folder_is_not_written_through(tree: Path, tmp_path: Path) -> N
         [],
     ],
 )
-def test_a_bad_edit_file_is_refused(rows: list[str], tmp_path: Path) -> None:
+def test_edit_file_with_invalid_rows_is_refused(rows: list[str], tmp_path: Path) -> None:
     with pytest.raises(PatchError):
         read_edits(edit_file(tmp_path / "e.toml", *rows))
 
 
-def test_a_file_that_is_no_edit_file_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_an_edit_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "e.toml"
     for text in ("", "not toml", 'source = "triton"\n', '[[edit]]\nfile = "x"\n'):
         path.write_text(text)
@@ -125,22 +125,19 @@ def test_a_file_that_is_no_edit_file_is_refused(tmp_path: Path) -> None:
         check_patch(path)
 
 
-def test_lines_that_the_file_has_not_are_refused(tree: Path, tmp_path: Path) -> None:
+def test_lines_after_the_end_of_the_file_are_refused(tree: Path, tmp_path: Path) -> None:
     for lines in ((5, 5), (6, 5)):
         with refused("edit-line-missing"):
             apply_edits(read_edits(edit_file(tmp_path / "e.toml", row(*lines, "x\n"))), tree)
 
 
-def test_the_shipped_ones_are_read_and_named_after_what_they_are_for(tmp_path: Path) -> None:
+def test_shipped_edit_files_are_named_after_source_commit_and_llvm(tmp_path: Path) -> None:
     for edits in shipped():
         assert edits.path.name == f"{edits.source}-{edits.commit[:12]}-llvm-{edits.llvm}.toml"
         assert all(len(edit.sha256) == 64 and edit.why for edit in edits.edits)
     commit = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
     request = make_request(cache=tmp_path, target="triton", triton=commit, source=["llvm=distro:llvm-toolchain-22"])
     assert [path.name for path in request.patches["triton"]] == ["triton-d8da7c998c75-llvm-22.1.toml"]
-
-
-# --- which a Triton takes ---
 
 
 @pytest.fixture
@@ -168,7 +165,7 @@ def taken(request: Request, target: str = "triton") -> list[str]:
     return [path.name for path in with_edits(request, target).get("triton", ())]
 
 
-def test_a_checkout_at_the_commit_takes_them_on_that_llvm_alone(
+def test_edits_apply_to_a_checkout_at_the_commit_only_on_their_llvm(
     tree: Path, tmp_path: Path, repository: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = repository()
@@ -184,7 +181,7 @@ def test_a_checkout_at_the_commit_takes_them_on_that_llvm_alone(
     assert with_edits(brought, "triton")["triton"] == (tmp_path / "bundle/e.toml",)
 
 
-def test_a_checkout_at_the_commit_with_a_change_to_such_a_file_is_refused(
+def test_checkout_at_the_commit_with_a_changed_file_is_refused(
     tree: Path, tmp_path: Path, repository: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = repository()
@@ -197,7 +194,7 @@ def test_a_checkout_at_the_commit_with_a_change_to_such_a_file_is_refused(
     assert taken(request) == []
 
 
-def test_a_folder_of_no_commit_takes_them_where_all_its_files_are_those(
+def test_edits_apply_to_a_folder_without_commit_if_the_digests_match(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ship(monkeypatch, edit_file(tmp_path / "e.toml", row(1, 1, "1\n")))
@@ -207,7 +204,7 @@ def test_a_folder_of_no_commit_takes_them_where_all_its_files_are_those(
     assert taken(request) == []
 
 
-def test_a_commit_that_is_not_here_takes_them_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edits_apply_to_a_commit_that_is_not_fetched_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ship(monkeypatch, edit_file(tmp_path / "e.toml", row(1, 1, "1\n")))
     llvm = asked(tmp_path, llvm="distro:llvm-toolchain-22")
     assert taken(replace(llvm, triton="c" * 40)) == ["e.toml"]
@@ -215,8 +212,8 @@ def test_a_commit_that_is_not_here_takes_them_by_its_name(tmp_path: Path, monkey
     assert taken(replace(llvm, triton="3.0.0")) == []
 
 
-def test_edits_that_were_unknown_before_llvm_was_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without them Triton does not compile, which shows after hours."""
+def test_plan_is_outdated_if_the_fetched_llvm_needs_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the edits, the compilation of Triton fails after hours."""
     ship(monkeypatch, edit_file(tmp_path / "e.toml", row(1, 1, "1\n")))
     llvm = f"https://github.com/llvm/llvm-project@{'1' * 40}"
     request = replace(asked(tmp_path, llvm=llvm), triton="c" * 40)
@@ -240,11 +237,8 @@ def test_edits_that_were_unknown_before_llvm_was_here(tmp_path: Path, monkeypatc
     prefetched("llvm").check()
 
 
-# --- which LLVM that is ---
-
-
 @pytest.mark.parametrize("file", ["cmake/Modules/LLVMVersion.cmake", "llvm/CMakeLists.txt"])
-def test_a_tree_of_llvm_tells_its_version_in_either_place(tmp_path: Path, file: str) -> None:
+def test_llvm_version_is_read_from_either_cmake_file(tmp_path: Path, file: str) -> None:
     path = tmp_path / "llvm-project" / file
     path.parent.mkdir(parents=True)
     numbers = {"MAJOR": 22, "MINOR": 1, "PATCH": 8}

@@ -1,4 +1,4 @@
-"""Reading the dynamic linking information of ELF files."""
+"""Tests of reading the dynamic linking information of ELF files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.refusals import refused
 from toolchain.stages.elf import linked_of
 
 
-def test_a_section_that_claims_too_many_versions() -> None:
+def test_section_with_too_many_versions_is_refused() -> None:
     content = bytearray(Path(_ctypes.__file__).read_bytes())
     elf = ELFFile(io.BytesIO(content))
     number = elf.get_section_index(".gnu.version_r")
@@ -27,7 +27,7 @@ def test_a_section_that_claims_too_many_versions() -> None:
 
 
 @pytest.mark.parametrize(("field", "form", "value"), [(24, "<Q", (1 << 63) + 8), (40, "<I", 0)])
-def test_a_damaged_section_header_is_told(field: int, form: str, value: int) -> None:
+def test_damaged_section_header_is_refused(field: int, form: str, value: int) -> None:
     """The fields are sh_offset and sh_link of `.dynamic`."""
     content = bytearray(Path(_ctypes.__file__).read_bytes())
     elf = ELFFile(io.BytesIO(content))

@@ -1,4 +1,4 @@
-"""The Containerfile that is built, from the one that people read."""
+"""Tests of the Containerfile that is rendered for a build, and of the checks of a build's output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def recipe(**change: object) -> Recipe:
     return Recipe(**(values | change))  # type: ignore[arg-type]
 
 
-def test_each_cache_gets_its_own_key() -> None:
+def test_cache_mounts_are_named_after_their_keys() -> None:
     text = render(recipe(), CONTAINERFILE)
     assert "id=toolchain-llvm-tree-abc,target=/build" in text
     assert "id=toolchain-llvm-tree-not,target=/other" in text
@@ -58,7 +58,7 @@ def test_each_build_tree_belongs_to_one_input_digest(path: Path) -> None:
     assert trees == ["toolchain-a-name-tree-abc"] * text.count("target=/build ")
 
 
-def test_each_stage_that_runs_something_proves_that_it_is_offline() -> None:
+def test_each_stage_with_a_run_step_proves_that_it_is_offline() -> None:
     lines = render(recipe(cache_key="", compiler_cache="0"), CONTAINERFILE).splitlines()
     expected = CONTAINERFILE.replace("toolchain-ccache", "toolchain-ccache-0").splitlines()
     assert [line for line in lines if line not in {PROOF, relay.SHELL}] == expected, "nothing else changes"
@@ -67,7 +67,7 @@ def test_each_stage_that_runs_something_proves_that_it_is_offline() -> None:
     assert PROOF not in render(recipe(network=True), CONTAINERFILE)
 
 
-def test_a_build_that_ran_something_without_an_answer_is_not_believed() -> None:
+def test_build_without_proof_of_isolation_is_refused() -> None:
     seen: list[str] = []
     witness = isolation.NetworkProbe(seen.append)
     witness.line("[1/2] STEP 3/4: RUN true")
@@ -84,7 +84,7 @@ def test_a_build_that_ran_something_without_an_answer_is_not_believed() -> None:
     copied_only.check(finished=True)
 
 
-def test_the_first_error_of_a_compiler_comes_first() -> None:
+def test_first_error_begins_with_the_error_of_the_compiler() -> None:
     lines = [f"-- checking {number}" for number in range(60)]
     error = ["/src/a.cpp:3:5: error: expected ';' after expression", "    3 |   x", "      |    ^"]
     lines += ["FAILED: lib/a.o", *error, *(f"note {number}" for number in range(30)), "ninja: build stopped"]
@@ -95,8 +95,8 @@ def test_the_first_error_of_a_compiler_comes_first() -> None:
     assert first_error(lines[:60]).splitlines() == lines[20:60]
 
 
-def test_a_generator_that_raises_is_shown_before_cmakes_complaint() -> None:
-    """CMake only says that its child failed."""
+def test_exception_of_a_generator_is_shown_before_the_error_of_cmake() -> None:
+    """CMake only reports that its child process failed."""
     raised = [
         '  File "shim.py", line 103, in main',
         "    connection.execute(text)",
@@ -107,7 +107,7 @@ def test_a_generator_that_raises_is_shown_before_cmakes_complaint() -> None:
     assert first_error([*lines[:-1], "a.cpp:1: error: no"]).splitlines()[0] == "a.cpp:1: error: no"
 
 
-def test_a_stage_that_is_an_image_as_it_is_gets_an_instruction() -> None:
+def test_stage_without_instructions_gets_a_label() -> None:
     text = (
         "FROM ${LLVM} AS llvm\n# a comment\n\nFROM scratch AS sysroot\n\nFROM ${BASE} AS build\nCOPY --from=llvm / /\n"
     )

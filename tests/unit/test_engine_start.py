@@ -1,4 +1,4 @@
-"""How the engine starts, what it takes for left by a kill, and how a shell in it ends."""
+"""Tests of the engine: starting buildah, cleaning up after killed invocations, and shells in stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from toolchain.engine.storage import Storage, ccache_mount, remove_tree
 from toolchain.pipeline.stage_shell import _ShellWorkspace
 from toolchain.stages.stage import LayerContent, Planned
 
-# Counts its calls in a file and fails the first N times with the given words.
+# This program counts its calls in a file, and fails the first N times with the given message.
 PROGRAM = """
 import pathlib, sys
 count = pathlib.Path(sys.argv[1])
@@ -43,7 +43,7 @@ print("done")
 BUSY = "Close_Fd sealing memfd copy: Device or resource busy"
 
 
-def test_what_is_mounted_inside_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_that_contains_a_mount_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = tmp_path / "a tree" / "mnt" / "mine"
     mine.parent.mkdir(parents=True)
     mine.write_text("x")
@@ -61,7 +61,7 @@ def test_what_is_mounted_inside_is_never_removed(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "a tree").exists()
 
 
-def test_folders_that_their_owner_may_not_read_are_removed(tmp_path: Path) -> None:
+def test_unreadable_folders_are_removed(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "closed" / "inner").mkdir(parents=True)
     (tree / "closed" / "inner" / "file").touch()
@@ -103,7 +103,9 @@ def test_every_call_uses_the_same_buildah(storage: Storage, tmp_path: Path, monk
     ("failures", "words", "code", "calls"),
     [(0, BUSY, 0, 1), (2, BUSY, 0, 3), (9, BUSY, 1, 4), (1, "Error: no such image", 1, 1)],
 )
-def test_starts(storage: Storage, tmp_path: Path, failures: int, words: str, code: int, calls: int) -> None:
+def test_busy_buildah_is_started_up_to_four_times(
+    storage: Storage, tmp_path: Path, failures: int, words: str, code: int, calls: int
+) -> None:
     count = tmp_path / "count"
     argv = [sys.executable, "-c", PROGRAM, str(count), str(failures), words]
     result = storage.attempt(argv, check=False, capture=True)
@@ -112,7 +114,7 @@ def test_starts(storage: Storage, tmp_path: Path, failures: int, words: str, cod
 
 
 def told(*lines: str, interfaces: int | str = 0, out: str = "", without: str = "") -> Result:
-    """What the probe's program says, with one attempt that worked or is missing."""
+    """Return the output of the probe, in which the attempt `out` succeeded and the attempt `without` is missing."""
     names = [name for name in attack.ATTEMPTS if name not in {out, without}]
     more = [f"@out {out}: there"] if out else []
     return Result(0, "\n".join([f"@interfaces {interfaces}", *(f"@held {name}" for name in names), *more, *lines]), ())
@@ -129,7 +131,7 @@ def told(*lines: str, interfaces: int | str = 0, out: str = "", without: str = "
         (Result(125, "", ("no such program",)), "no such program"),
     ],
 )
-def test_what_the_program_says_decides(result: Result, named: str) -> None:
+def test_judge_refuses_a_visible_network_and_a_successful_or_missing_attempt(result: Result, named: str) -> None:
     if not named:
         judge(result)
         return
@@ -138,7 +140,7 @@ def test_what_the_program_says_decides(result: Result, named: str) -> None:
     assert named in caught.value.why
 
 
-def test_each_measure_is_part_of_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measures_depend_on_dropped_capabilities_and_seccomp_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     before = measures()
     monkeypatch.setattr(isolation, "DROPPED", isolation.DROPPED[1:])
     assert measures() != before
@@ -158,8 +160,10 @@ with Storage(Cache(Path(sys.argv[1]))).invocation("build"):
 """
 
 
-def test_what_works_in_another_container_is_not_dead(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two containers on one cache: neither sees the other's processes."""
+def test_cleanup_keeps_a_running_invocation_of_another_container(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers can share a cache, but neither sees the processes of the other."""
     monkeypatch.setattr(engine_storage, "process_identity", lambda _: None)
     monkeypatch.setattr(process, "find", lambda program: f"/bin/{program}")
     monkeypatch.setattr(storage, "call", lambda *_, **__: Result(0, "", ()))
@@ -188,7 +192,7 @@ def test_what_works_in_another_container_is_not_dead(storage: Storage, monkeypat
         ("hours", False, True),
     ],
 )
-def test_a_build_at_a_limit_loses_its_tree_unless_another_may_have_written(
+def test_build_at_a_disk_limit_removes_its_tree_unless_others_may_have_written(
     tmp_path: Path, limit: str, other: bool, kept_: bool
 ) -> None:
     engine = Buildah(Cache(tmp_path))
@@ -207,7 +211,7 @@ def test_a_build_at_a_limit_loses_its_tree_unless_another_may_have_written(
     assert (tree.exists(), objects.exists()) == (kept_, True), "other builds may be using the compiler cache"
 
 
-def test_what_is_at_work_for_days_is_not_taken_for_what_a_kill_left(storage: Storage) -> None:
+def test_cleanup_keeps_old_scratch_folders_that_are_locked(storage: Storage) -> None:
     scratch, left = (storage.cache.work / f"shell-a1b2c3_{letter}" for letter in "de")
     scratch.mkdir(parents=True)
     (left / "layout").mkdir(parents=True)
@@ -218,8 +222,8 @@ def test_what_is_at_work_for_days_is_not_taken_for_what_a_kill_left(storage: Sto
         assert (scratch.is_dir(), left.exists()) == (True, False)
 
 
-def test_a_cache_is_marked_although_the_engine_is_its_first_user(storage: Storage) -> None:
-    """Otherwise `cache prune` refuses every cache whose first command built something."""
+def test_cache_is_marked_even_if_the_engine_uses_it_first(storage: Storage) -> None:
+    """Otherwise `cache prune` would refuse every cache whose first command was a build."""
     storage.cleanup()
     storage.cache.make()
     assert storage.cache.is_ours

@@ -1,4 +1,4 @@
-"""Every error says what to do: each place that raises one gives it, or its class does."""
+"""Tests that every error advises the user, by its argument `fix` or by its class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASSES = {
 
 
 def calls(path: Path) -> list[tuple[int, ast.Call]]:
-    """Where a module makes an error of a class of `errors.py`, by line."""
+    """Return the calls in a module that create an error of a class in `errors.py`, each with its line."""
     found = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     return [
         (node.lineno, node)
@@ -30,7 +30,7 @@ def calls(path: Path) -> list[tuple[int, ast.Call]]:
     ]
 
 
-def test_every_place_that_raises_an_error_says_what_to_do() -> None:
+def test_every_error_has_a_fix_or_a_class_with_advice() -> None:
     seen, silent = 0, []
     for path in sorted(TOP.rglob("*.py")):
         for line, call in calls(path):
@@ -43,7 +43,7 @@ def test_every_place_that_raises_an_error_says_what_to_do() -> None:
     assert silent == []
 
 
-def test_no_module_defines_an_error_with_a_code_of_its_own() -> None:
+def test_no_module_defines_an_error_with_a_new_exit_code() -> None:
     for module in pkgutil.walk_packages([str(TOP)], "toolchain."):
         if module.name.endswith("__main__"):
             continue

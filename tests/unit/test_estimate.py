@@ -1,4 +1,4 @@
-"""How long a build says it will still take: replayed from the log of a real one, and the ways in which it is odd."""
+"""Tests of the estimate of a build's remaining time, partly with the log of a real build."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from toolchain.catalog.costs import cost_of
 from toolchain.engine.estimate import Pace
 from toolchain.engine.progress import Progress
 
-# Ninja's lines of a whole LLVM 19.1.7 without the names of files, 2 h 05 min. The machine was idle for the first seven
-# minutes and loaded from then on, which no estimate of the first tenth foresees.
+# These are Ninja's lines of a build of LLVM 19.1.7 that took 2 h 05 min, without the names of files. The machine was
+# idle for the first seven minutes and loaded from then on, so the estimates of the first tenth cannot be right.
 RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "ninja-llvm-19.log.gz"
-OBJECT = "Building CXX object lib/IR/CMakeFiles/LLVMCore.dir/a.cpp.o"  # 4.5
+OBJECT = "Building CXX object lib/IR/CMakeFiles/LLVMCore.dir/a.cpp.o"  # its cost is 4.5
 
 
 def run(pace: Pace, begun: float, steps: range, total: int, each: float, label: str = OBJECT) -> float:
-    """Steps that end one after the other; the second after the last of them."""
+    """Count steps that end one after the other, and return the time at which the last step ends."""
     now = begun
     for done in steps:
         now += each
@@ -36,7 +36,7 @@ def left(pace: Pace, now: float) -> float:
 
 
 @pytest.mark.parametrize("before", [0, 1961], ids=["whole", "continued"])
-def test_an_llvm_was_told_within_half_of_what_it_took(before: int) -> None:
+def test_estimates_of_a_recorded_build_are_within_a_factor_of_1_5(before: int) -> None:
     row, now = cost_of("llvm", "distribution"), 0.0
     assert row is not None
     progress = Progress("llvm", console=Console(file=io.StringIO()), clock=lambda: now)
@@ -58,7 +58,7 @@ def test_an_llvm_was_told_within_half_of_what_it_took(before: int) -> None:
     assert 1 / 1.5 < min(ratios) <= max(ratios) < 1.5
 
 
-def test_the_first_half_minute_says_nothing() -> None:
+def test_first_half_minute_has_no_estimate() -> None:
     pace = Pace(4.5)
     assert pace.left(0.0) is None
     now = run(pace, 0.0, range(1, 10), 400, 2.0)

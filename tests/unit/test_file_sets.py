@@ -1,4 +1,4 @@
-"""A compile process sees the files that its results are named by: which they are, and that no others are there."""
+"""Tests that a compile process sees only the files that determine the names of its results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def naming_of(folder: Path, search: Sequence[str] = ()) -> Naming:
 
 
 def shown(folder: Path) -> dict[str, str]:
-    """The text of every file below a folder, and where every link leads."""
+    """Return the text of every file below a folder, and the target of every link."""
     return {
         path.relative_to(folder).as_posix(): os.fspath(path.readlink()) if path.is_symlink() else path.read_text()
         for path in folder.rglob("*")
@@ -68,7 +68,7 @@ def shown(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A tree with everything that Python runs unasked or prefers to a source."""
+    """Create a tree with files that Python runs by itself or prefers to a source."""
     found = tree(
         tmp_path / "tree",
         {
@@ -89,7 +89,7 @@ def hostile(tmp_path: Path) -> Path:
     return found
 
 
-def test_only_the_reached_files_are_shown(hostile: Path, tmp_path: Path) -> None:
+def test_file_set_contains_only_the_imported_modules(hostile: Path, tmp_path: Path) -> None:
     naming = naming_of(hostile, search=("",))
     sets = FileSets(naming, tmp_path / "seen")
     rule = rule_of("pack/k.py", "pack")
@@ -100,7 +100,7 @@ def test_only_the_reached_files_are_shown(hostile: Path, tmp_path: Path) -> None
     assert list(shown(sets.recipe)) == ["aotriton/start.py"]
 
 
-def test_a_module_that_may_read_anything_sees_the_tree_without_compiled_modules(hostile: Path, tmp_path: Path) -> None:
+def test_module_that_opens_files_sees_the_tree_without_git_and_compiled_modules(hostile: Path, tmp_path: Path) -> None:
     (hostile / "pack" / "low.py").write_text("open('x')\n")
     (hostile / "link").symlink_to("/etc/hostname")
     naming = naming_of(hostile)
@@ -113,7 +113,7 @@ def test_a_module_that_may_read_anything_sees_the_tree_without_compiled_modules(
     assert not [name for name in seen if "__pycache__" in name or ".git" in name]
 
 
-def test_a_file_that_was_edited_after_it_was_named_is_not_shown(hostile: Path, tmp_path: Path) -> None:
+def test_file_that_was_edited_after_it_was_named_is_refused(hostile: Path, tmp_path: Path) -> None:
     naming = naming_of(hostile)
     files = naming.files(rule_of("pack/k.py", "pack"))
     (hostile / "pack" / "low.py").write_text("edited\n")
@@ -122,7 +122,7 @@ def test_a_file_that_was_edited_after_it_was_named_is_not_shown(hostile: Path, t
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_no_file_of_this_machine_is_copied_through_a_link(tmp_path: Path, whole: bool) -> None:
+def test_no_file_outside_the_tree_is_copied_through_a_link(tmp_path: Path, whole: bool) -> None:
     (tmp_path / "private.py").write_text("SECRET = 1\n")
     found = tree(tmp_path / "tree", {"k.py": "import private\n" + ("open('x')\n" if whole else "")})
     (found / "private.py").symlink_to(tmp_path / "private.py")
@@ -134,13 +134,13 @@ def test_no_file_of_this_machine_is_copied_through_a_link(tmp_path: Path, whole:
         naming.files(rule_of("k2.py"))
 
 
-def test_the_same_files_below_another_root_are_another_set(tmp_path: Path) -> None:
+def test_file_set_depends_on_the_root(tmp_path: Path) -> None:
     naming = naming_of(tree(tmp_path, {"a/b/k.py": ""}))
     assert naming.files(rule_of("a/b/k.py", "a")) != naming.files(rule_of("a/b/k.py", "a/b"))
 
 
 class Recording:
-    """Fake workers that note which set each of them sees, and where it writes."""
+    """Fake workers that record the file set and the output folder of each process."""
 
     def __init__(self, folder: Path) -> None:
         self.fake = FakeWorkers(folder)
@@ -172,7 +172,7 @@ def test_a_process_serves_one_set_and_has_a_folder_of_its_own(tmp_path: Path, wo
 
 
 @pytest.mark.parametrize("what", ["link", "folder", "pipe"])
-def test_what_is_no_file_is_not_taken_from_a_process(tmp_path: Path, what: str) -> None:
+def test_output_that_is_not_a_regular_file_is_not_copied(tmp_path: Path, what: str) -> None:
     rule, start = rule_of("a.py"), Recording(tmp_path / "workers")
     start.fake.provide([rule])
     script = start.fake.folder / "worker.py"
@@ -191,8 +191,8 @@ def test_what_is_no_file_is_not_taken_from_a_process(tmp_path: Path, what: str) 
 
 
 @pytest.mark.parametrize("suffix", [".hsaco", ".json"])
-def test_what_was_changed_after_it_was_compiled_is_compiled_again_and_not_stored(tmp_path: Path, suffix: str) -> None:
-    """A packer of the same tree may write where the objects are."""
+def test_changed_result_is_not_stored_and_is_compiled_again(tmp_path: Path, suffix: str) -> None:
+    """A packer of the same tree may write to the folder of the code objects."""
     found = tree(tmp_path / "tree", {"a.py": ""})
     rule, start, out = rule_of("a.py"), Recording(tmp_path / "workers"), tmp_path / "out"
     start.fake.provide([rule])
@@ -217,8 +217,8 @@ def test_what_was_changed_after_it_was_compiled_is_compiled_again_and_not_stored
     assert hashlib.sha256((out / rule.out).read_bytes()).hexdigest() == made.sha256
 
 
-def test_what_another_worker_compiled_is_used_and_not_stored(tmp_path: Path) -> None:
-    """As after an update of the tool: the object is the same, and its name is not."""
+def test_result_of_another_worker_is_used_but_not_stored(tmp_path: Path) -> None:
+    """An update of the tool changes the name of a result even if the code object is the same."""
     found = tree(tmp_path / "tree", {"a.py": "", "b.py": ""})
     rules, start = [rule_of("a.py"), rule_of("b.py")], Recording(tmp_path / "workers")
     start.fake.provide(rules)
@@ -240,7 +240,7 @@ def test_what_another_worker_compiled_is_used_and_not_stored(tmp_path: Path) -> 
 
 
 class Spy:
-    """A workspace that notes how a compile process would be started."""
+    """A workspace that records how a compile process would be started."""
 
     def __init__(self, folder: Path) -> None:
         self.request = Request(cache=Cache(folder / "cache"))
@@ -295,7 +295,7 @@ def test_a_compile_process_inherits_what_is_named_and_nothing_else(
     assert [mount.target for mount in mounts.values() if not mount.read_only] == ["/out"]
 
 
-def test_the_calls_of_a_wheel_inherit_what_is_named_and_nothing_else(
+def test_compile_process_of_a_wheel_gets_only_named_variables_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
@@ -315,7 +315,7 @@ def test_the_calls_of_a_wheel_inherit_what_is_named_and_nothing_else(
     assert sorted(target for target, mount in mounts.items() if not mount.read_only) == ["/opt/triton-cache", "/out"]
     assert set(shown(mounts["/recipe"].source)) == set(named["recipe"])
     assert set(shown(mounts[setup.source].source)) == set(setup.naming.content(setup.naming.files(rule)))
-    # The same layout, on this machine.
+    # Run the program outside a container, from folders of the same layout.
     program = mounts["/recipe"].source / named["command"][-1].removeprefix("/recipe/")
     modules = f"{Path(__file__).parents[1] / 'standin_wheel'}:{mounts[setup.source].source}"
     done = subprocess.run(
@@ -325,7 +325,7 @@ def test_the_calls_of_a_wheel_inherit_what_is_named_and_nothing_else(
     assert json.loads(done.stdout.splitlines()[0])["ready"] is True
 
 
-def test_recipe_environment_command_and_triton_are_in_the_name(tmp_path: Path) -> None:
+def test_result_name_depends_on_recipe_environment_command_and_triton(tmp_path: Path) -> None:
     rule, found = rule_of("k.py"), tree(tmp_path, {"k.py": ""})
     same: dict[str, Any] = {"triton": LAYERS, "recipe": {"a": "1"}, "environment": {"A": "1"}, "command": ("a",)}
     other = {"triton": ["sha256:" + "b" * 64], "recipe": {"a": "2"}, "environment": {"A": "2"}, "command": ("b",)}
@@ -355,7 +355,7 @@ def serve():
 
 
 def test_the_sources_are_last_on_the_module_path(tmp_path: Path) -> None:
-    """And no file of theirs runs before it is asked for."""
+    """No file of the sources runs before a worker loads it."""
     files = {"sitecustomize.py": "raise SystemExit(9)\n", "json.py": "raise SystemExit(9)\n", "shadowed.py": ""}
     recipe = tree(tmp_path / "recipe", {"worker.py": WORKER, "start.py": START.read_text()})
     first = tree(tmp_path / "first", {"shadowed.py": ""})

@@ -1,4 +1,4 @@
-"""Plain files as artifacts beside an image: their form, who is believed about them, and names that are not names."""
+"""Tests of plain files that are published as an artifact of an image: format, verification and names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOSTILE = ["../evil", "a/b", "/etc/passwd", "..", ".", ".bashrc", "", "a\\b", "a
 
 
 class Shop:
-    """A Triton that was built here, with its wheel, and the folder that it is published in."""
+    """A Triton that was built with its wheel, and the folder to which it is published."""
 
     def __init__(self, work: Path, **facts: Any) -> None:
         self.facts = {"wheels": [{"file": WHEEL, "digest": sha256_bytes(CONTENT)}], "contract": {"seconds": 7}, **facts}
@@ -67,7 +67,7 @@ class Shop:
         Store(request.cache.store).add_file(file, sha256_bytes(content), name=WHEEL)
 
     def publish(self, *, signed: bool = True, zstd: bool = False) -> DeliveredFiles:
-        """As `publish --files` does after the image."""
+        """Publish the files, as `publish --files` does after the image."""
         short = self.built.input_digest.removeprefix("sha256:")[:12]
         tags = ("zstd", f"{short}-zstd") if zstd else ("", short)
         refs = [self.stand.ref.image("triton-3.7.1", tag_of(name)) for name in tags]
@@ -79,7 +79,7 @@ class Shop:
         return done
 
     def tagged(self, value: Any, blobs: tuple[bytes, ...] = ()) -> Descriptor:
-        """A manifest of anybody's under the tags of the files."""
+        """Add a manifest that anyone can make under the tags of the files, and return its descriptor."""
         layout = self.stand.layout
         for blob in (b"{}", *blobs):
             layout.put_bytes(blob, media.EMPTY)
@@ -90,7 +90,7 @@ class Shop:
         return made
 
     def manifest(self, *files: tuple[str, bytes]) -> dict[str, Any]:
-        """The manifest of an artifact with these names."""
+        """Return the manifest of an artifact with these files."""
         layers = [
             {"mediaType": "application/zip", "digest": sha256_bytes(content), "size": len(content),
              "annotations": {TITLE: name}}
@@ -102,7 +102,7 @@ class Shop:
                 "layers": layers, "subject": subject}  # fmt: skip
 
     def judge(self, found: Descriptor | str, *, key: bool = True, **demands: Any) -> Verdict:
-        """What `verify` says."""
+        """Return the verdict of `verify`."""
         layout = self.stand.layout
         top = layout.resolve(found) if isinstance(found, str) else found
         who = self.stand.signer.public if key else None
@@ -114,7 +114,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def test_the_form_of_the_artifact(shop: Shop) -> None:
+def test_artifact_contains_report_and_wheel_and_refers_to_the_image(shop: Shop) -> None:
     done = shop.publish()
     layout = shop.stand.layout
     value = json.loads(layout.read(layout.resolve(done.digest)))
@@ -133,7 +133,7 @@ def test_the_form_of_the_artifact(shop: Shop) -> None:
     assert list(shop.request.cache.work.iterdir()) == []
 
 
-def test_what_is_signed_is_believed(shop: Shop) -> None:
+def test_signed_files_are_trusted_if_they_satisfy_the_policy(shop: Shop) -> None:
     done = shop.publish()
     assert (done.evidence.kinds, done.evidence.signed_by) == (("provenance",), shop.stand.signer.public.id)
     good = shop.judge(done.digest, source_only=True, max_age=11, image="triton-3.7.1", allow=("libdevice",),
@@ -147,20 +147,20 @@ def test_what_is_signed_is_believed(shop: Shop) -> None:
     ):
         judged = shop.judge(done.digest, **demands)
         assert (judged.verdict, told in judged.problems[0]) == ("untrusted", True)
-    # Who has the file alone finds it in what is signed.
+    # The signed statement also names the wheel, for users who have only the wheel.
     (evidence,) = gather(shop.stand.ref, [done.digest], shop.stand.layout)
     subject = json.loads(evidence.envelope().payload)["subject"]
     assert {"name": WHEEL, "digest": {"sha256": sha256_bytes(CONTENT).removeprefix("sha256:")}} in subject
 
 
-def test_without_a_key_the_bytes_alone_are_looked_at(shop: Shop) -> None:
+def test_unsigned_files_are_intact_without_a_key_and_refused_with_a_key(shop: Shop) -> None:
     done = shop.publish(signed=False)
     assert (done.evidence.kinds, done.evidence.pushed_bytes) == ((), 0)
     assert shop.judge(done.digest, key=False).verdict == "intact"
     assert shop.judge(done.digest).id == "signature-missing"
 
 
-def test_a_stranger_signs_the_same_files(shop: Shop) -> None:
+def test_files_are_trusted_only_with_a_signature_by_the_given_key(shop: Shop) -> None:
     done = shop.publish(signed=False)
     layout = shop.stand.layout
     manifest = layout.resolve(done.digest)
@@ -171,8 +171,8 @@ def test_a_stranger_signs_the_same_files(shop: Shop) -> None:
     assert shop.judge(done.digest).verdict == "trusted", "one good one is enough"
 
 
-def test_what_is_signed_names_another_file(shop: Shop) -> None:
-    """About this artifact, by the key, and yet one of the files is not named: it was put there by a mistake."""
+def test_file_that_no_signed_statement_names_is_refused(shop: Shop) -> None:
+    """The statement is about this artifact and is signed by the key, but it does not name all files."""
     done = shop.publish(signed=False)
     layout = shop.stand.layout
     manifest = layout.resolve(done.digest)
@@ -181,13 +181,13 @@ def test_what_is_signed_names_another_file(shop: Shop) -> None:
         made = [(shop.stand.image_facts, named)]
         attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
         assert wrong(shop.judge(done.digest), WHEEL) == "artifact-not-named"
-    # The rest in a statement of its own, as for another architecture.
+    # A second statement names the wheel, as in an artifact for several architectures.
     made = [(shop.stand.image_facts, [wheel])]
     attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
     assert shop.judge(done.digest).verdict == "trusted"
 
 
-def test_damage_is_seen(shop: Shop) -> None:
+def test_changed_or_missing_file_is_reported(shop: Shop) -> None:
     done = shop.publish()
     blob = shop.stand.layout.blob(done.files[1].blob.digest)
     blob.write_bytes(CONTENT[:-1] + b"X")
@@ -197,13 +197,13 @@ def test_damage_is_seen(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_name_that_is_none(shop: Shop, tmp_path: Path, name: str) -> None:
+def test_hostile_file_name_is_refused(shop: Shop, tmp_path: Path, name: str) -> None:
     assert not is_plain_name(name)
     made = shop.tagged(shop.manifest((name, CONTENT)), (CONTENT,))
     for key in (True, False):
         assert shop.judge(made, key=key).id == "artifact-names-unusable"
     assert other_machine(shop, tmp_path) == []
-    # In the report that a key has signed, too.
+    # Such a name is also refused in a signed report.
     odd = Shop(tmp_path / "odd", wheels=[{"file": name, "digest": sha256_bytes(CONTENT)}])
     with refused("wheel-name-unsafe"):
         write_archives(odd.request.cache, [odd.stand.image_facts.record], tmp_path / "out" / "deep")
@@ -211,7 +211,7 @@ def test_a_name_that_is_none(shop: Shop, tmp_path: Path, name: str) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["deep"]
 
 
-def test_one_name_twice(shop: Shop, tmp_path: Path) -> None:
+def test_duplicate_file_name_is_refused(shop: Shop, tmp_path: Path) -> None:
     made = shop.tagged(shop.manifest((WHEEL, CONTENT), (WHEEL, b"other")), (CONTENT, b"other"))
     assert f"contains {WHEEL} twice" in shop.judge(made).problems[0]
     for part in ("a", "b"):
@@ -222,7 +222,7 @@ def test_one_name_twice(shop: Shop, tmp_path: Path) -> None:
 
 
 def other_machine(shop: Shop, work: Path) -> list[str]:
-    """The wheels that a machine gets which took the image and never built it."""
+    """Return the names of the wheels that are available on a machine that reused the image and did not build it."""
     request = Request(cache=Cache(work / "other cache"))
     request.cache.work.mkdir(parents=True)
     bring_wheels(request, [shop.built], Reuse(place=shop.stand.ref, key=shop.stand.signer.public))
@@ -236,23 +236,23 @@ def other_machine(shop: Shop, work: Path) -> list[str]:
         return []
 
 
-def test_wheels_of_an_image_that_was_taken(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The image holds the wheel unpacked; without its files beside it `build --archive` could only fail."""
+def test_wheels_of_a_reused_image_are_fetched(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The image contains the wheel unpacked, so `build --archive` needs the published files."""
     assert other_machine(shop, tmp_path) == []
     assert "triton: cannot fetch the wheels of triton-3.7.1" in " ".join(capsys.readouterr().err.split())
     shop.publish()
     assert other_machine(shop, tmp_path / "again") == [WHEEL]
-    # Who has it asks no one: a place that is not there does not matter.
+    # The first machine has the wheel, so it does not access the place, which does not exist.
     bring_wheels(shop.request, [shop.built], Reuse(place=LayoutRef(tmp_path / "none"), key=shop.stand.signer.public))
     assert capsys.readouterr().err.count("no wheels") == 0
 
 
-def test_wheels_beside_an_image_with_zstd_layers(shop: Shop, tmp_path: Path) -> None:
+def test_wheels_of_an_image_with_zstd_layers_are_fetched(shop: Shop, tmp_path: Path) -> None:
     shop.publish(zstd=True)
     assert other_machine(shop, tmp_path) == [WHEEL]
 
 
-def test_only_the_bytes_that_the_report_names_are_taken(shop: Shop, tmp_path: Path) -> None:
+def test_wheel_is_used_only_if_it_has_the_digest_in_the_report(shop: Shop, tmp_path: Path) -> None:
     evil = CONTENT[:-1] + b"X"
     shop.tagged(shop.manifest((WHEEL, evil)), (evil,))
     assert other_machine(shop, tmp_path / "one") == []
@@ -269,7 +269,7 @@ def test_only_the_bytes_that_the_report_names_are_taken(shop: Shop, tmp_path: Pa
     assert other_machine(shop, tmp_path / "four") == [WHEEL]
 
 
-def test_the_image_stays_what_a_folder_is_named_for(shop: Shop) -> None:
+def test_folder_reference_resolves_to_the_image_and_not_to_its_files(shop: Shop) -> None:
     shop.publish()
     assert resolve(shop.stand.ref).digest == shop.stand.index.digest
     assert reference(shop.stand.ref, shop.planned) != shop.stand.ref
@@ -279,13 +279,13 @@ def test_the_image_stays_what_a_folder_is_named_for(shop: Shop) -> None:
     assert (use.kind, "oras pull" in use.unknown[0]) == ("unknown", True)
 
 
-def test_what_has_no_files_says_so(tmp_path: Path) -> None:
+def test_option_files_is_refused_for_a_stage_without_files(tmp_path: Path) -> None:
     records: list[Any] = [SimpleNamespace(stage="base")]
     with refused("option-not-for-stage"):
         deliver(Cache(tmp_path), records, LayoutRef(tmp_path / "to"), files=True)
 
 
-def test_two_architectures_in_one_artifact(shop: Shop, tmp_path: Path) -> None:
+def test_artifact_contains_the_files_of_two_architectures(shop: Shop, tmp_path: Path) -> None:
     """Each build names its own files; the order in which they are given does not matter."""
     paths = [tmp_path / f"llvm-{arch}.tar.gz" for arch in ("amd64", "arm64")]
     layout = shop.stand.layout

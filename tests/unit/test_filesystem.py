@@ -1,4 +1,4 @@
-"""What others put into a folder that they share with us is not followed, hung on or written over."""
+"""Tests that the tool does not follow, wait for or overwrite what other users put into a shared folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECRET = b"a secret of somebody\n"
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """A file outside of the shared folder, which only its owner may read."""
+    """Create a file outside the shared folder that only its owner may read."""
     path = tmp_path / "private" / "secret"
     path.parent.mkdir()
     path.write_bytes(SECRET)
@@ -75,7 +75,7 @@ def test_only_regular_files_are_read(
     assert error.value.strerror
 
 
-def test_a_link_inside_the_folder_is_followed_where_that_is_allowed(tmp_path: Path) -> None:
+def test_link_inside_the_folder_is_followed_only_if_allowed(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"x")
     (tmp_path / "link").symlink_to("real")
     assert read_regular(tmp_path / "link", 1, within=tmp_path) == b"x"
@@ -107,7 +107,7 @@ def test_a_link_under_the_final_name_is_replaced(
 
 
 def test_a_planted_partial_is_not_written_to(tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even whoever guessed the name."""
+    """The test assumes that an attacker has guessed the name."""
     monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
     for target in (secret, tmp_path / "nothing yet"):
         planted = tmp_path / ".file.guessed.partial"
@@ -119,7 +119,7 @@ def test_a_planted_partial_is_not_written_to(tmp_path: Path, secret: Path, monke
     assert not (tmp_path / "nothing yet").exists()
 
 
-def test_partial_names_cannot_be_guessed_and_only_their_owner_reads_them(tmp_path: Path) -> None:
+def test_partial_files_have_unguessable_names_and_are_private(tmp_path: Path) -> None:
     with NewFile(tmp_path / "f"), NewFile(tmp_path / "f"):
         names = {path.name for path in tmp_path.iterdir()}
         assert len(names) == 2
@@ -128,13 +128,13 @@ def test_partial_names_cannot_be_guessed_and_only_their_owner_reads_them(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_as_long_as_file_systems_allow(tmp_path: Path) -> None:
+def test_file_with_the_longest_possible_name_is_written(tmp_path: Path) -> None:
     write_atomically(tmp_path / ("é" * 127), b"x")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"x"]
 
 
 @pytest.mark.parametrize("kind", ["other bytes", "link", "gone"])
-def test_what_somebody_puts_in_place_of_a_file_is_seen(
+def test_replacement_of_a_written_file_is_detected(
     tmp_path: Path, secret: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = tmp_path / "file"
@@ -153,14 +153,11 @@ def test_what_somebody_puts_in_place_of_a_file_is_seen(
     monkeypatch.setattr(Path, "replace", swapped)
     with refused("written-file-changed"):
         write_atomically(there, b"new", check=True)
-    write_atomically(there, b"new")  # where others may write as well no one can tell
-
-
-# Publishing to a folder
+    write_atomically(there, b"new")  # without `check`, the replacement is not detected
 
 
 def plant(folder: Path, target: Path) -> None:
-    """Links where earlier versions wrote: under the process's number, and under the names of what is to come."""
+    """Create links at the paths of the partial files of earlier versions, whose names contained the process id."""
     names = {f".{'0' * 16}.{pid}.partial" for pid in range(os.getpid() - 5, os.getpid() + 5)}
     names |= {f".index.json.{os.getpid()}-{threading.get_ident()}.partial"}
     for name in names:
@@ -168,7 +165,7 @@ def plant(folder: Path, target: Path) -> None:
 
 
 def test_publishing_follows_no_links(tmp_path: Path, secret: Path) -> None:
-    """Blobs, the names that old versions gave partial files, the index and its lock."""
+    """The links are at the paths of the blobs, and of the partial files of earlier versions."""
     made = Layout(tmp_path / "made").ensure()
     index = small_index(made, tmp_path, size=1000)
     there = tmp_path / "there"
@@ -202,7 +199,7 @@ def test_publishing_into_a_folder_with_a_link_that_leads_out_is_refused(
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", NOT_REGULAR)
-def test_a_blob_that_is_no_file_is_not_there(
+def test_blob_that_is_not_a_regular_file_is_missing(
     tmp_path: Path, secret: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = Layout(tmp_path / "layout").ensure()
@@ -236,12 +233,12 @@ def test_a_layout_is_read_from_regular_files_alone(
     assert "secret of somebody" not in str(error.value)
 
 
-# What builds leave: whoever wrote the sources decides what is there.
+# The sources decide which files a build leaves, so the tool must not trust these files.
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", NOT_REGULAR)
-def test_what_a_build_left_is_read_and_copied_where_it_is_a_file_of_it(
+def test_build_output_that_is_not_a_regular_file_is_refused(
     tmp_path: Path, secret: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = tmp_path / "built"
@@ -256,7 +253,7 @@ def test_what_a_build_left_is_read_and_copied_where_it_is_a_file_of_it(
     assert not (tmp_path / "copy").exists()
 
 
-def test_what_a_build_left_keeps_its_content(tmp_path: Path) -> None:
+def test_build_output_is_read_and_copied_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "program").write_bytes(b"x")
     (tmp_path / "program").chmod(0o700)
     (tmp_path / "link").symlink_to("program")
@@ -267,8 +264,8 @@ def test_what_a_build_left_keeps_its_content(tmp_path: Path) -> None:
         copy_built(tmp_path, "link", Path("/dev/full"))
 
 
-def test_facts_of_a_build_hold_no_file_of_this_machine(tmp_path: Path, secret: Path) -> None:
-    """They go into records, and are published."""
+def test_facts_of_a_build_contain_no_file_outside_the_build(tmp_path: Path, secret: Path) -> None:
+    """The facts are recorded and published."""
     built = tmp_path / "built"
     built.mkdir()
     (built / "redirected.json").write_text("{}")
@@ -285,8 +282,8 @@ def test_facts_of_a_build_hold_no_file_of_this_machine(tmp_path: Path, secret: P
         library_facts(built)
 
 
-def test_a_library_lays_images_into_its_own_tree_alone(tmp_path: Path, secret: Path) -> None:
-    """Upstream's installation may hold a link in the place of the folder that images go to."""
+def test_library_refuses_links_in_the_place_of_its_folders(tmp_path: Path, secret: Path) -> None:
+    """Upstream's installation may contain a link in the place of the folder for kernel images."""
     installed, build = tmp_path / "installed", tmp_path / "build"
     (installed / "usr/lib").mkdir(parents=True)
     (installed / "usr/lib/aotriton.images").symlink_to(secret.parent)

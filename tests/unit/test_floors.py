@@ -1,4 +1,4 @@
-"""Portable LLVM: the floors that are known, what is planned and refused, and that links stay inside of a floor."""
+"""Tests of portable LLVM: the known floors, plans, links inside a floor, the SBOM and locks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = ("libc6-dev", "libstdc++-10-dev")
 
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
-    """A portable LLVM, its base and floor resolved."""
+    """Return a request for a portable LLVM whose base and floor are resolved."""
     request = Request(
         cache=Cache(tmp_path / "cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), glibc=DEFAULT_GLIBC
     )
@@ -52,7 +52,7 @@ def request_(tmp_path: Path) -> Request:
 
 
 def resolve(request: Request, names: tuple[str, ...]) -> None:
-    """As after the floor's packages were unpacked."""
+    """Write package lists as if the floor's packages were unpacked."""
     for arch in ("amd64", "arm64"):
         system = unpacked.sysroot_of(replace(request, arch=(arch,)))
         rows = [{"name": name, "version": "1", "architecture": arch, "sha256": DIGEST} for name in names]
@@ -61,13 +61,13 @@ def resolve(request: Request, names: tuple[str, ...]) -> None:
 
 
 def inputs_of(request: Request) -> Mapping[str, Any]:
-    """What counts for the layer."""
+    """Return the inputs of the LLVM layer."""
     found = plan(request, "llvm")[-1].planned.inputs
     assert found is not None
     return found
 
 
-def test_the_default_floor_can_be_unpacked_and_the_others_say_why_not() -> None:
+def test_default_floor_is_buildable_and_floors_without_packages_are_refused() -> None:
     floors = load_floors()
     default = floor_of(DEFAULT_GLIBC)
     assert (default.suite, default.tested, default.libstdcxx) == ("bullseye", True, "10")
@@ -82,7 +82,7 @@ def test_the_default_floor_can_be_unpacked_and_the_others_say_why_not() -> None:
         floor_of("2.17")
 
 
-def test_a_portable_layer_is_named_after_no_base(request_: Request) -> None:
+def test_name_of_a_portable_layer_contains_no_base(request_: Request) -> None:
     rows = plan(request_, "llvm")
     assert [row.planned.image for row in rows] == [
         "toolchain-base-debian13",
@@ -96,7 +96,7 @@ def test_a_portable_layer_is_named_after_no_base(request_: Request) -> None:
     assert "native" not in inputs
 
 
-def test_links_stay_inside_of_the_floor(tmp_path: Path) -> None:
+def test_absolute_links_in_a_floor_become_relative(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "usr/lib/x").mkdir(parents=True)
     (tree / "lib").mkdir()
@@ -111,11 +111,8 @@ def test_links_stay_inside_of_the_floor(tmp_path: Path) -> None:
     assert (tree / "lib64").resolve() == (tree / "lib").resolve()
 
 
-# What is reported of it
-
-
-def test_an_old_system_s_packages_stand_beside_the_base_s_in_the_sbom(tmp_path: Path) -> None:
-    """Both have a libc6; the document lists each, of its own distribution."""
+def test_sbom_lists_the_packages_of_the_base_and_of_the_floor(tmp_path: Path) -> None:
+    """Both have libc6-dev, and the SBOM lists each with its distribution."""
     cache = Cache(tmp_path / "cache")
     built = finished_sysroot(cache, tmp_path / "work", "amd64", glibc="2.31")
     (old,) = evidence._compiled_against(cache, read_record(cache, built.input_digest))
@@ -134,7 +131,7 @@ def test_an_old_system_s_packages_stand_beside_the_base_s_in_the_sbom(tmp_path: 
 
 
 def an_index(folder: Path, *floors: str) -> tuple[Layout, Descriptor]:
-    """An index over one image for each floor; a layer that is bound to its base has none."""
+    """Write an index of one image for each floor; an empty floor is for a layer that is bound to its base."""
     layout = Layout(folder).ensure()
     images = []
     for arch, floor in zip(("amd64", "arm64"), floors, strict=False):
@@ -144,7 +141,7 @@ def an_index(folder: Path, *floors: str) -> tuple[Layout, Descriptor]:
 
 
 @pytest.mark.parametrize("other", ["2.28", "", "2.31"])
-def test_an_index_over_layers_for_different_systems_is_not_ok(tmp_path: Path, other: str) -> None:
+def test_index_of_layers_with_different_floors_is_untrusted(tmp_path: Path, other: str) -> None:
     layout, index = an_index(tmp_path, "2.31", other)
     found = verify(LayoutRef(tmp_path), layout, index)
     if other == "2.31":
@@ -154,18 +151,15 @@ def test_an_index_over_layers_for_different_systems_is_not_ok(tmp_path: Path, ot
         assert found.id == "floor-mismatch"
 
 
-# Locks
-
-
 def held(request: Request) -> lockfile.Lock:
-    """The lock of a plan, written and read again."""
+    """Return the lock of a plan after it was written and read again."""
     lock = locking.resolve(request, [row.planned for row in plan(request, "llvm")], "llvm")
-    # Their images are only named here.
+    # The images of the bases do not exist, so the test only names them.
     bases = tuple(replace(one, image=f"sha256:{DIGEST}") for one in lock.bases)
     return lockfile.parse(lockfile.render(replace(lock, bases=bases)), "a lock")
 
 
-def test_a_lock_holds_the_floor_by_the_digests_of_its_packages(request_: Request) -> None:
+def test_lock_contains_the_package_digests_of_the_floor(request_: Request) -> None:
     lock = held(request_)
     assert [str(one) for one in lock.bases] == ["base debian13 (amd64)", "sysroot glibc-2.31 (amd64)"]
     assert [(one.name, one.sha256) for one in lock.bases[1].packages] == [(name, DIGEST) for name in NAMES]
@@ -174,13 +168,10 @@ def test_a_lock_holds_the_floor_by_the_digests_of_its_packages(request_: Request
     assert lockfile.options(lock)[2:4] == ["--glibc", "2.31"]
 
 
-def test_a_floor_that_lost_a_package_since_the_lock_is_refused(request_: Request) -> None:
+def test_floor_that_lacks_a_locked_package_is_refused(request_: Request) -> None:
     lock = held(request_)
     resolve(request_, NAMES[:1])
     with pytest.raises(LockedError) as caught:
         locking.check(replace(request_, lock=lock), [row.planned for row in plan(request_, "llvm")])
     assert "sysroot glibc-2.31 (amd64)" in caught.value.why
     assert "libstdc++-10-dev" in caught.value.why
-
-
-# Bundles

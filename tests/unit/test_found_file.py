@@ -1,4 +1,4 @@
-"""A toolchain.toml that merely lies in the current folder decides nothing about trust."""
+"""Tests that a toolchain.toml that is found in the current folder cannot decide about trust."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from toolchain.cli.options import OF_VERBS, file_options
 from toolchain.core.errors import ConfigError
 from toolchain.request.model import options
 
-# Every option that such a file may set, with a value. Think before adding one: it must not decide whose code, keys,
-# paths or registries are used.
+# These are the options that such a file may set, each with a value. An option may only be added if it cannot decide
+# whose code, keys, paths or registries are used.
 FOUND = {
     "aotriton": '"0.13b"', "arch": '"amd64"', "compression": '"zstd"', "glibc": '"2.31"', "gpu": '"gfx942"',
     "jobs": "3", "kernel-memory": "4000", "kernel-timeout": "900", "limit": "4", "only": '"tablegen"',
     "python": '"3.13"', "rocm": '"6"', "select": '"attn*"', "stage": '"llvm"', "triton": '"3.7.1"',
     "wheel": '"flash-attn"', "without": '"flydsl"',
 }  # fmt: skip
-# Every other option, with a value that a named file may have.
+# These are all other options, each with a value that is valid in a named file.
 REFUSED = {
     "allow-binary": '["ptxas"]', "base": '"ubi9"', "bundles": "true", "cache": '"there"', "calls": '"calls.toml"',
     "check": '"3"', "dest": '"oci:there"', "drop-binary": '["libdevice"]', "files": "true", "fresh": "true",
@@ -57,7 +57,7 @@ def test_every_option_is_on_one_of_the_two_lists() -> None:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_found_file_sets_what_cannot_decide_about_trust(here: Path, name: str) -> None:
+def test_found_file_sets_options_that_cannot_decide_about_trust(here: Path, name: str) -> None:
     (here / "toolchain.toml").write_text(f"{name} = {FOUND[name]}\n")
     found = read_config(None)
     assert found is not None
@@ -87,14 +87,14 @@ def test_a_found_file_with_any_other_key_is_refused_by_name(here: Path, name: st
     ],
 )
 def test_a_found_file_names_only_versions_on_record(here: Path, name: str, value: str) -> None:
-    """A commit too may be anybody's: GitHub serves the commits of every fork under the name of the original."""
+    """A commit is refused too, because GitHub serves the commits of every fork under the name of the original."""
     (here / "toolchain.toml").write_text(f'{name} = "{value}"\n')
     with pytest.raises(ConfigError):
         read_config(None)
     assert read_config("toolchain.toml") is not None
 
 
-def test_every_verb_refuses_such_a_file_and_help_does_not(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbs_refuse_such_a_file_but_help_and_version_do_not(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "toolchain.toml").write_text('public-key = "k.pub"\n')
     for words in (["verify", "oci:x"], ["images"], ["publish", "oci:x", "y"], ["kernels", "run"], ["doctor"]):
         call(*words, code=3)
@@ -103,7 +103,7 @@ def test_every_verb_refuses_such_a_file_and_help_does_not(here: Path, monkeypatc
     call("--version")
 
 
-def test_a_named_file_decides_also_for_verify(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_file_applies_to_verify(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "toolchain.toml").write_text('public-key = "none.pub"\n')
     assert "none.pub" in call("--config", "toolchain.toml", "verify", "oci:x", code=3).stderr
     monkeypatch.setenv("TOOLCHAIN_CONFIG", "toolchain.toml")
@@ -134,6 +134,6 @@ def test_an_empty_variable_skips_no_check(
     assert variable not in CliRunner().invoke(app, [*verb, given, "given"]).stderr
 
 
-def test_the_variables_about_signatures_are_never_empty() -> None:
+def test_variables_about_signatures_must_not_be_empty() -> None:
     names = ("IDENTITY", "ISSUER", "KERNEL_KEY", "KEY", "POLICY", "PUBLIC_KEY", "SIGSTORE", "SOURCE_REPO")
     assert sorted(NEVER_EMPTY) == [f"TOOLCHAIN_{name}" for name in names]

@@ -1,7 +1,8 @@
-"""Input digests of fixed requests, as they were recorded. Whoever changes one makes every cache build LLVM again.
+"""Tests that fixed requests have the recorded input digests, because a change makes every cache build LLVM again.
 
-A change of a recipe, or of what is an input, changes them on purpose: then record them again, and say so in the
-changelog. Moving code never does. `TOOLCHAIN_RECORD_DIGESTS=1 pytest tests/unit/test_frozen_digests.py` records them.
+A change of a recipe, or of the set of inputs, changes the digests on purpose. Then record the digests again, and
+mention the change in the changelog. A change that only moves code must not change the digests.
+`TOOLCHAIN_RECORD_DIGESTS=1 pytest tests/unit/test_frozen_digests.py` records them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """A cache in which every base is resolved to two made-up packages, on a fixed machine."""
+    """Return a cache in which every base is resolved to two made-up packages, and make the machine an x86_64."""
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     cache = Cache(tmp_path / "cache")
     rows = [
@@ -72,7 +73,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_the_digests_are_those_that_were_recorded(cache: Cache, name: str) -> None:
+def test_input_digests_equal_the_recorded_digests(cache: Cache, name: str) -> None:
     stage, options = REQUESTS[name]
     rows = [
         [row.planned.name, row.planned.image, row.planned.input_digest]
@@ -87,7 +88,7 @@ def test_the_digests_are_those_that_were_recorded(cache: Cache, name: str) -> No
 
 
 @pytest.mark.parametrize("target", ["kernels", "flash-attn", "triton-cache", "aotriton"])
-def test_a_triton_is_the_same_whatever_is_built_on_it(cache: Cache, target: str) -> None:
+def test_input_digest_of_triton_does_not_depend_on_the_target(cache: Cache, target: str) -> None:
     sources = {**DISTRO, **COMMIT, "aotriton": "https://github.com/ROCm/aotriton@" + "a" * 40}
 
     def triton(of: str) -> Any:
@@ -98,11 +99,11 @@ def test_a_triton_is_the_same_whatever_is_built_on_it(cache: Cache, target: str)
     assert triton(target) == triton("triton")
 
 
-def test_no_digest_of_another_request_is_recorded() -> None:
+def test_recorded_digests_are_those_of_these_requests() -> None:
     assert json.loads(RECORDED.read_text(encoding="utf-8")).keys() == REQUESTS.keys()
 
 
-def test_nothing_of_this_machine_is_an_input(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_digests_do_not_depend_on_the_host(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     def digests() -> list[str | None]:
         rows = [plan(request_of(cache=cache, **options), stage) for stage, options in REQUESTS.values()]
         return [row.planned.input_digest for plan_ in rows for row in plan_]
@@ -112,5 +113,5 @@ def test_nothing_of_this_machine_is_an_input(cache: Cache, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "version", "9.9.9")
     monkeypatch.setattr(sys, "version_info", (9, 9, 9, "final", 0))
     monkeypatch.setattr(os, "cpu_count", lambda: 333)
-    monkeypatch.setenv("PATH", "/nowhere")  # neither buildah, nor mmdebstrap, nor zstd
+    monkeypatch.setenv("PATH", "/nowhere")  # without buildah, mmdebstrap and zstd
     assert digests() == before

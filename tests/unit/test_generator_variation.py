@@ -1,4 +1,4 @@
-"""The comparison of table generators finds a program whose output depends on addresses, and continues its results."""
+"""Tests of the comparison of table generators, which finds output that depends on addresses or the time zone."""
 
 from __future__ import annotations
 

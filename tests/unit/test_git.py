@@ -1,4 +1,4 @@
-"""Trees by commit, from a repository on this disk."""
+"""Tests of fetching the trees of commits, mostly from a local git repository."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def repository(tmp_path: Path) -> Path:
     (path / "run").write_text("#!/bin/sh\n")
     (path / "run").chmod(0o755)
     (path / "link").symlink_to("llvm/CMakeLists.txt")
-    # As an archive of a forge, the tree is without docs/.
+    # The tree does not contain docs/, like an archive of a forge.
     (path / ".gitattributes").write_text("docs export-ignore\n")
     git(path, "add", "-A")
     git(path, "commit", "-q", "-m", "1")
@@ -42,9 +42,9 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize("form", ["path", "file"])
-def test_commit(repository: Path, store: Store, form: str) -> None:
+def test_tree_of_a_commit_is_fetched(repository: Path, store: Store, form: str) -> None:
     sha = git(repository, "rev-parse", "HEAD")
-    # The branch moves on; the commit stays what it is.
+    # The branch now has a newer commit, whose tree must not be fetched.
     (repository / "run").write_text("moved\n")
     git(repository, "commit", "-qam", "2")
     url = str(repository) if form == "path" else f"file://{repository}"
@@ -59,14 +59,14 @@ def test_commit(repository: Path, store: Store, form: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT ROOT: no repository of another user can be made")
-def test_a_repository_of_another_user(repository: Path, store: Store) -> None:
+def test_repository_of_another_user_is_accepted(repository: Path, store: Store) -> None:
     sha = git(repository, "rev-parse", "HEAD")
     for path in (repository, *repository.rglob("*")):
         os.chown(path, 65534, 65534, follow_symlinks=False)
     assert fetch_git(repository.as_uri(), sha, store, offline=False).is_dir()
 
 
-def test_only(repository: Path, store: Store) -> None:
+def test_only_the_paths_of_a_part_are_fetched(repository: Path, store: Store) -> None:
     sha = git(repository, "rev-parse", "HEAD")
     tree = fetch_git(str(repository), sha, store, offline=False, part=Part(("llvm", "not-there")))
     assert [path.name for path in tree.iterdir()] == ["llvm"]
@@ -74,7 +74,7 @@ def test_only(repository: Path, store: Store) -> None:
         fetch_git(str(repository), sha, store, offline=False, part=Part(("mlir",)))
 
 
-def test_a_missing_commit_or_repository(repository: Path, tmp_path: Path, store: Store) -> None:
+def test_missing_commit_or_repository_is_refused(repository: Path, tmp_path: Path, store: Store) -> None:
     with refused("commit-not-found"):
         fetch_git(str(repository), "0123456789" * 4, store, offline=False)
     assert not [path for path in (store.root / "trees").iterdir() if path.is_dir()]
@@ -82,7 +82,7 @@ def test_a_missing_commit_or_repository(repository: Path, tmp_path: Path, store:
         fetch_git(str(tmp_path / "none"), "a" * 40, store, offline=False)
 
 
-def test_unreachable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(UnreachableError):
         fetch_git("http://127.0.0.1:9/r", "a" * 40, store, offline=False)
@@ -96,7 +96,9 @@ def test_unreachable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         (500, UnreachableError, "repository-unreachable"),
     ],
 )
-def test_a_server_that_answers_otherwise(store: Store, status: int, kind: type[ToolchainError], says: str) -> None:
+def test_error_depends_on_the_http_status_of_the_server(
+    store: Store, status: int, kind: type[ToolchainError], says: str
+) -> None:
     class Handler(http.server.BaseHTTPRequestHandler):
         def log_message(self, *_args: object) -> None:
             return
@@ -112,7 +114,7 @@ def test_a_server_that_answers_otherwise(store: Store, status: int, kind: type[T
 
 
 @pytest.mark.parametrize("sha", ["main", "a" * 39, "A" * 40, "--upload-pack=evil", "a" * 41])
-def test_only_whole_commits(repository: Path, store: Store, sha: str) -> None:
+def test_revision_that_is_not_a_full_commit_is_refused(repository: Path, store: Store, sha: str) -> None:
     with refused("not-a-commit"):
         fetch_git(str(repository), sha, store, offline=False)
 
@@ -134,7 +136,7 @@ def test_refused_urls(store: Store, url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_link_that_leaves_the_tree(repository: Path, store: Store) -> None:
+def test_link_that_leaves_the_tree_is_refused(repository: Path, store: Store) -> None:
     (repository / "out").symlink_to("../../etc/passwd")
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "out")
@@ -143,7 +145,7 @@ def test_link_that_leaves_the_tree(repository: Path, store: Store) -> None:
         fetch_git(str(repository), commit, store, offline=False)
 
 
-def test_submodules_are_not_followed(repository: Path, store: Store, tmp_path: Path) -> None:
+def test_submodules_are_not_fetched(repository: Path, store: Store, tmp_path: Path) -> None:
     (repository / ".gitmodules").write_text(f'[submodule "s"]\n path = s\n url = file://{tmp_path}/private\n')
     git(repository, "update-index", "--add", "--cacheinfo", f"160000,{'b' * 40},s")
     git(repository, "add", ".gitmodules")
@@ -152,8 +154,8 @@ def test_submodules_are_not_followed(repository: Path, store: Store, tmp_path: P
     assert not list((tree / "s").rglob("*"))
 
 
-def test_a_bundle_s_tree_gives_way_to_the_repository(repository: Path, store: Store) -> None:
-    """No tree can be compared with a commit: a bundle's word counts where no one else can be asked."""
+def test_tree_of_a_bundle_is_replaced_by_the_tree_of_the_repository(repository: Path, store: Store) -> None:
+    """A tree cannot be compared with a commit, so the tree of a bundle is used only without the repository."""
     sha = git(repository, "rev-parse", "HEAD")
 
     def evil(dest: Path) -> None:
@@ -165,7 +167,7 @@ def test_a_bundle_s_tree_gives_way_to_the_repository(repository: Path, store: St
     assert (fetch_git(str(repository), sha, store, offline=True) / "run").read_text() == "#!/bin/sh\n"
 
 
-def test_hooks_and_config_of_the_user_play_no_part(
+def test_git_configuration_of_the_user_is_ignored(
     repository: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -184,7 +186,7 @@ def test_hooks_and_config_of_the_user_play_no_part(
 
 @pytest.mark.parametrize("swapped", ["commit", "tree", "blob"])
 def test_a_server_cannot_give_another_tree(repository: Path, store: Store, swapped: str) -> None:
-    """Under the name of an object it has the bytes of another."""
+    """The repository has the bytes of another object under the name of an object."""
     sha = git(repository, "rev-parse", "HEAD")
     victim = git(repository, "rev-parse", {"commit": sha, "tree": f"{sha}^{{tree}}", "blob": f"{sha}:run"}[swapped])
     (repository / "run").write_text("evil\n")

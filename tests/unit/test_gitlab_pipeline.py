@@ -1,4 +1,4 @@
-"""The pipeline for GitLab: valid by GitLab's schema, and its calls of the tool are parsed by the tool itself."""
+"""Tests of the pipeline for GitLab: its schema, its scripts, and its calls of the tool."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOBS: dict[str, Any] = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))
 VALUES = {**JOBS["variables"], "SIGNING_KEY": "key", "layer": f"registry.example/ns/name@sha256:{'1' * 64}"}
 
 
-def test_it_is_valid_by_the_schema_which_refuses_mistakes(tmp_path: Path) -> None:
+def test_pipeline_is_valid_by_a_schema_that_refuses_a_mistake(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yml"
     wrong.write_text(yaml.safe_dump({**JOBS, "layer": {**JOBS["layer"], "tag": ["privileged"]}}))
     words = ["check_jsonschema", "--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
@@ -31,7 +31,7 @@ def test_it_is_valid_by_the_schema_which_refuses_mistakes(tmp_path: Path) -> Non
     assert {Path(error["filename"]).name for error in json.loads(done.stdout)["errors"]} == {"wrong.yml"}, done.stderr
 
 
-def test_the_tool_parses_its_calls() -> None:
+def test_tool_parses_its_calls_in_the_pipeline() -> None:
     lines = "\n".join(line for name in ("verify", "layer") for line in JOBS[name]["script"])
     found = list(calls(Template(lines).safe_substitute(VALUES)))
     assert [words[1] for words in found] == ["verify", "build", "publish", "verify"]
@@ -40,14 +40,14 @@ def test_the_tool_parses_its_calls() -> None:
 
 
 @pytest.mark.parametrize("job", ["verify", "layer"])
-def test_its_scripts_are_clean_shell(job: str) -> None:
+def test_scripts_pass_shellcheck(job: str) -> None:
     variables = "".join(
         f"export {name}=x\n" for name in (*JOBS["variables"], *JOBS[job].get("variables", ()), "SIGNING_KEY")
     )
     script = "\n".join([*JOBS[".tool"]["before_script"], *JOBS[job]["script"]])
     program = shutil.which("shellcheck")
     assert program is not None
-    # A list of packages is meant to be split.
+    # SC2086 is excluded because the list of packages must be split.
     words = [program, "--shell=sh", "--exclude=SC2086", "-"]
     done = subprocess.run(words, input=variables + script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""GPU names."""
+"""Tests of the names of GPUs."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from toolchain.core.errors import UnsupportedError
         ("gfx942;", "gfx942"),
     ],
 )
-def test_parse(text: str, gpus: str) -> None:
+def test_gpu_names_are_parsed(text: str, gpus: str) -> None:
     assert parse_gpus(text) == tuple(gpus.split())
 
 
 @pytest.mark.parametrize("gpu", known_gpus())
-def test_every_name_of_every_gpu(gpu: str) -> None:
+def test_every_name_of_every_gpu_is_parsed(gpu: str) -> None:
     for name in (gpu, *table._GPUS[gpu].market):
         assert parse_gpus(name) == (gpu,)
         assert parse_gpus(f"{name.upper()} {name.lower()}") == (gpu,)
 
 
 @pytest.mark.parametrize(("text", "suggestion"), [("gfx943", "gfx942"), ("MI30X", "MI300X")])
-def test_unknown_suggests(text: str, suggestion: str) -> None:
+def test_misspelt_gpu_is_refused_with_a_suggestion(text: str, suggestion: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         parse_gpus(f"gfx942;{text}")
     assert suggestion in caught.value.fix
 
 
 @pytest.mark.parametrize("text", ["sm_90", "x", "gfx", "gfx9421", "gfx942/gfx950", "$(id)", "gfx90a gfx000"])
-def test_unknown(text: str) -> None:
+def test_unknown_gpu_is_refused(text: str) -> None:
     with refused("unknown-gpu"):
         parse_gpus(text)
 
 
 @pytest.mark.parametrize("gpu", ["gfx1030", "gfx803", "gfx90c"])
-def test_a_gpu_without_kernels_is_no_typing_error(gpu: str) -> None:
+def test_gpu_without_kernels_is_refused_without_a_suggestion(gpu: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         parse_gpus(gpu)
     assert "did you mean" not in caught.value.fix
@@ -64,7 +64,7 @@ def test_target_features_are_refused() -> None:
     assert caught.value.fix == "use gfx942"
 
 
-def test_what_tells_images_for_different_gpus_apart() -> None:
+def test_short_list_distinguishes_sets_of_gpus() -> None:
     assert short_list(["gfx942"]) == "gfx942"
     assert short_list(["gfx942", "gfx1100"]) == short_list(["gfx1100", "gfx942"]) == "gfx1100-gfx942"
     many = ["gfx1100", "gfx1101", "gfx1102", "gfx1103"]

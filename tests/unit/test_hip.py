@@ -1,4 +1,4 @@
-"""HIP by rows of data: which ROCms there are, what is linked in its place, and headers that do not serve."""
+"""Tests of HIP: the data about ROCm versions, the stub libraries, and the choice and checks of headers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HIP5, HIP6 = catalog.headers()
 
 
 def a_hip(folder: Path, version: str = "6.4.43484", *, without: str = "") -> Path:
-    """Headers as an installed HIP has them, of names alone."""
+    """Create headers that only declare names, in the layout of an installed HIP."""
     include = folder / "include" / "hip"
     (include / "amd_detail").mkdir(parents=True)
     (include / "hip_runtime.h").write_text("#include <hip/hip_runtime_api.h>\n")
@@ -31,7 +31,7 @@ def a_hip(folder: Path, version: str = "6.4.43484", *, without: str = "") -> Pat
     return folder
 
 
-def test_the_rows_fit_each_other_and_the_packages_that_are_known() -> None:
+def test_rows_agree_with_each_other_and_with_the_known_packages() -> None:
     known = {(package.name, package.version): package for package in known_packages()}
     of_headers = [(row.package, row.version) for row in catalog.headers()]
     for name, version in (*of_headers, *((row.package, row.version) for row in catalog.libraries())):
@@ -42,7 +42,7 @@ def test_the_rows_fit_each_other_and_the_packages_that_are_known() -> None:
     assert {int(row.major) for row in catalog.rocms()} == {major for row in catalog.headers() for major in row.hip}
 
 
-def test_a_library_to_link_with_is_written_from_its_row(tmp_path: Path) -> None:
+def test_stub_library_is_written_from_its_row(tmp_path: Path) -> None:
     stub = catalog.Stub(name="rocm9", soname="libamdhip64.so.9", nodes=(("hip_4.2", ("b", "a")), ("hip_6.0", ("c",))))
     folder = write_stubs([stub], tmp_path / "stubs") / "rocm9"
     assert (folder / "soname").read_text() == "libamdhip64.so.9"
@@ -52,7 +52,7 @@ def test_a_library_to_link_with_is_written_from_its_row(tmp_path: Path) -> None:
     assert (folder / "stub.c").read_text().splitlines()[0] == "int a(void) { return 100; }"
 
 
-def test_a_rocm_that_no_row_knows_is_refused() -> None:
+def test_unknown_rocm_is_refused() -> None:
     for text in ("8", "6,8.1", "rocm", "-"):
         with refused("unknown-rocm"):
             catalog.parse_rocms(text)
@@ -60,20 +60,20 @@ def test_a_rocm_that_no_row_knows_is_refused() -> None:
         catalog.parse_rocms(" , ")
 
 
-def test_a_named_base_has_its_own_hip(tmp_path: Path) -> None:
+def test_option_rocm_is_refused_with_a_base(tmp_path: Path) -> None:
     request = Request(cache=Cache(tmp_path), rocm=("6",))
     with refused("rocm-with-base"):
         hip_stage("hip", request)
 
 
-def test_the_distribution_serves_where_no_source_is_named(tmp_path: Path) -> None:
+def test_distribution_is_the_default_source_of_headers(tmp_path: Path) -> None:
     request = Request(cache=Cache(tmp_path), sources=specs({"hip6": str(a_hip(tmp_path / "own"))}))
     assert source_of(HIP5, request).ref == "distro:libamdhip64-dev=5.7.1-6+deb13u1"
     assert source_of(HIP5, request).digest is not None, "a plan knows it"
     assert source_of(HIP6, request).ref == "local:own"
 
 
-def test_a_checkout_of_triton_brings_its_headers_where_they_serve(tmp_path: Path) -> None:
+def test_headers_of_a_triton_checkout_are_used_if_they_are_suitable(tmp_path: Path) -> None:
     checkout, included = tmp_path / "triton", "third_party/amd/backend/include"
     a_hip(checkout / "third_party/amd/backend", "7.1.25424")
     request = Request(cache=Cache(tmp_path), sources=specs({"triton": str(checkout)}))
@@ -105,7 +105,7 @@ BAD: list[tuple[Callable[[Path], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("make", "kind", "what"), BAD)
-def test_headers_that_do_not_serve_are_refused(
+def test_unsuitable_headers_are_refused(
     tmp_path: Path, make: Callable[[Path], object], kind: type[Exception], what: str
 ) -> None:
     make(tmp_path / "hip")
