@@ -1,4 +1,4 @@
-"""Programs of the host: how Python is started, and what each program gets of the caller."""
+"""Tests of programs that run on the host: how Python is started, and which variables each program gets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def modules(*folders: str) -> Iterator[tuple[str, ast.Module]]:
 
 
 def is_python(word: ast.expr, after: ast.expr | None) -> bool:
-    """Whether a word of a command line names a Python; `python` alone is also a stage, which no option follows."""
+    """Return whether a word of a command line names a Python; `python` without an option after it is a stage."""
     if isinstance(word, ast.Constant):
         option = isinstance(after, ast.Constant) and str(after.value).startswith("-")
         named = re.fullmatch(r"(.*/)?python(3(\.\d+)?)?", str(word.value))
@@ -72,12 +72,12 @@ def is_python(word: ast.expr, after: ast.expr | None) -> bool:
 
 
 def called(node: ast.Call) -> str:
-    """Return the last part of the name of what is called; empty if it has none."""
+    """Return the last part of the name of the called function; empty if the function has no name."""
     return str(getattr(node.func, "attr", "") or getattr(node.func, "id", ""))
 
 
 def starts(tree: ast.Module) -> Iterator[tuple[int, list[ast.expr]]]:
-    """Each command line that names a Python: its line, and the words from there on."""
+    """Yield the line of each command line that names a Python, and its words from the Python on."""
     for node in ast.walk(tree):
         if isinstance(node, ast.List | ast.Tuple):
             words = list(node.elts)
@@ -107,8 +107,8 @@ def test_every_python_of_the_host_is_isolated() -> None:
     )
 
 
-def test_few_modules_start_programs() -> None:
-    """What core/process.py gives every program (a neutral folder, a clean environment) holds for all of them."""
+def test_only_listed_modules_start_programs() -> None:
+    """All other modules use core/process.py, which gives every program a neutral folder and a clean environment."""
     for name, tree in modules("toolchain", "lab/src"):
         called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         used = {kind for kind, pattern in KINDS.items() if any(re.fullmatch(pattern, call) for call in called)}
@@ -138,7 +138,7 @@ HOSTILE = dict.fromkeys(
 )  # fmt: skip
 
 
-def test_a_program_gets_what_is_listed_and_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_program_gets_only_listed_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {**HOSTILE, "SECRET": "x", "TMPDIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     done = process.run(["env"], capture=True)
@@ -159,7 +159,7 @@ def test_programs_start_in_a_neutral_folder(monkeypatch: pytest.MonkeyPatch, tmp
         assert child.stdout.read() == "/\n"
 
 
-def test_what_an_ended_child_left_running_is_ended() -> None:
+def test_processes_that_an_ended_child_left_running_are_killed() -> None:
     with process.piped(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"]) as child:
         assert child.stdout is not None
         left = int(child.stdout.read())
@@ -172,8 +172,8 @@ def test_what_an_ended_child_left_running_is_ended() -> None:
 
 
 @pytest.mark.parametrize("entry", ["", ".", "bin", "./bin", "../here/bin"])
-def test_no_relative_entry_of_path_is_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str) -> None:
-    """Neither for the tool's programs nor for those that they start."""
+def test_relative_entries_of_path_are_not_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str) -> None:
+    """The test runs a program of the tool, and a program that starts another program."""
     here = tmp_path / "here"
     for folder in (here, here / "bin"):
         folder.mkdir()
@@ -188,7 +188,7 @@ def test_no_relative_entry_of_path_is_searched(monkeypatch: pytest.MonkeyPatch, 
     assert not (tmp_path / "ran").exists()
 
 
-def test_docker_gets_a_list_of_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_docker_gets_only_listed_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """python-on-whales passes all variables to its client."""
     client = tmp_path / "bin" / "docker"
     client.parent.mkdir()
@@ -206,7 +206,7 @@ def test_docker_gets_a_list_of_variables(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert got[-1] == "/"
 
 
-def test_a_credential_helper_gets_a_list_of_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_credential_helper_gets_no_hostile_or_secret_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     helper = tmp_path / "bin" / "docker-credential-test"
     helper.parent.mkdir()
     helper.write_text(f"#!/bin/sh\nenv > {tmp_path}/got; exit 1\n")
@@ -221,7 +221,9 @@ def test_a_credential_helper_gets_a_list_of_variables(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", ["../bin/evil", "/bin/evil", "", ".."])
-def test_a_credential_helper_is_no_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_path_as_the_name_of_a_credential_helper_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
     evil = tmp_path / "docker-credential-.." / "bin" / "evil"
     for path in (evil, tmp_path / "bin" / "evil", tmp_path / "docker-credential-" / "bin" / "evil"):
         path.parent.mkdir(parents=True)
@@ -232,7 +234,9 @@ def test_a_credential_helper_is_no_path(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_multiprocessing_starts_nothing_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multiprocessing_imports_no_module_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, ran = tmp_path / "here", tmp_path / "ran"
     here.mkdir()
     for name in ("multiprocessing.py", "sitecustomize.py", "json.py"):
@@ -269,7 +273,7 @@ def test_apt_runs_no_hooks_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_p
 )
 @pytest.mark.parametrize("url", ["ext::sh -c touch% {ran}", "{tree}"])
 def test_a_checkout_fetches_nothing_when_it_is_asked_for_a_commit(tmp_path: Path, url: str) -> None:
-    """In a partial clone git would fetch a missing object from where the checkout's configuration says."""
+    """In a partial clone, git would fetch a missing object from the remote that the checkout's configuration names."""
     tree, ran = tmp_path / "tree", tmp_path / "ran"
 
     def git(*words: str) -> str:
@@ -299,7 +303,7 @@ def test_a_checkout_fetches_nothing_when_it_is_asked_for_a_commit(tmp_path: Path
     assert ran.exists(), "git itself runs it"
 
 
-def test_every_variable_is_on_the_page() -> None:
+def test_every_variable_is_documented() -> None:
     page = (TOP / "docs" / "isolation.md").read_text(encoding="utf-8")
     tables = (
         environment.INHERITED, environment.NETWORK_FILES, pip.KEPT, pip.KEPT_FILES, docker.VARIABLES, docker.FILES,

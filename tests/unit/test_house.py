@@ -1,4 +1,4 @@
-"""The packages import downwards."""
+"""Tests that packages import only packages of lower levels, and that names of modules are unique."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_no_two_packages_import_each_other(packages: dict[str, set[str]]) -> Non
     assert all(levels[name] > levels[other] for name, others in packages.items() for other in others)
 
 
-def test_a_stage_knows_no_engine_and_oci_neither(packages: dict[str, set[str]]) -> None:
+def test_stages_and_engine_are_independent_and_oci_imports_neither(packages: dict[str, set[str]]) -> None:
     assert "engine" not in packages["stages"]
     assert "stages" not in packages["engine"]
     assert not {"engine", "stages", "pipeline"} & packages["oci"]
@@ -83,7 +83,7 @@ def test_no_two_modules_of_the_lab_share_a_name() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_circle_is_found(tmp_path: Path) -> None:
+def test_import_cycle_is_found(tmp_path: Path) -> None:
     package = tmp_path / "toolchain"
     for name, other in (("red", "blue"), ("blue", "green"), ("green", "red")):
         (package / name).mkdir(parents=True)

@@ -24,7 +24,7 @@ def layer(layout: Layout) -> LayerBlob:
     return LayerBlob(layout.put_bytes(b"tar", media.LAYER), "sha256:" + "d" * 64, "one layer")
 
 
-def test_config_and_manifest_say_what_was_asked(layout: Layout, layer: LayerBlob) -> None:
+def test_config_and_manifest_contain_the_given_values(layout: Layout, layer: LayerBlob) -> None:
     layers = (replace(layer, created_by="first"), replace(layer, created_by="second"))
     spec = ImageSpec(arch="arm64", layers=layers, labels={"l": "1"}, annotations={"k": "v"})
     found = write_image(layout, spec)
@@ -45,7 +45,7 @@ def test_config_and_manifest_say_what_was_asked(layout: Layout, layer: LayerBlob
     assert read_layers(layout, found) == (replace(layer, created_by=""),) * 2
 
 
-def test_the_order_of_building_does_not_count(layout: Layout, layer: LayerBlob) -> None:
+def test_index_does_not_depend_on_the_order_of_its_images(layout: Layout, layer: LayerBlob) -> None:
     platforms = [("arm64", ""), ("amd64", ""), ("arm", "v7"), ("arm", "v6")]
     images = [
         replace(write_image(layout, ImageSpec(arch=a, layers=(layer,))), platform=Platform("linux", a, v))
@@ -64,7 +64,7 @@ def test_the_order_of_building_does_not_count(layout: Layout, layer: LayerBlob) 
     assert value["annotations"] == {"a": "b"}
 
 
-def test_an_index_refuses_what_it_cannot_tell_apart(layout: Layout, layer: LayerBlob) -> None:
+def test_invalid_index_and_missing_blobs_are_refused(layout: Layout, layer: LayerBlob) -> None:
     one = write_image(layout, ImageSpec(arch="amd64", layers=(layer,)))
     two = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), labels={"x": "1"}))
     assert write_index(layout, [one, one]) == write_index(layout, [one])

@@ -1,4 +1,4 @@
-"""Finished images have names, and verbs take them."""
+"""Tests of the names of finished images, which verbs accept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Home:
         return read_record(self.cache, self.llvm.input_digest)
 
     def another(self, **changes: Any) -> Record:
-        """A further record of the same image."""
+        """Write another record of the same image, and return it."""
         value = {**self.record.as_json(), "input_digest": f"sha256:{'7' * 64}", **changes}
         record = Record.parse(value)
         write_record(self.cache, record)
@@ -70,7 +70,7 @@ def home(tmp_path: Path) -> Home:
     return Home(request.cache, finished_llvm(request, tmp_path / "llvm", FILES))
 
 
-def test_names_and_beginnings(home: Home) -> None:
+def test_image_is_found_by_name_prefix_and_digest(home: Home) -> None:
     digits = home.llvm.input_digest.removeprefix("sha256:")
     for text in (LLVM, "llvm", full_name(home.record), digits[:6], f"sha256:{digits[:8]}"):
         assert named_images(home.cache, [text]) == [home.record], text
@@ -80,7 +80,7 @@ def test_names_and_beginnings(home: Home) -> None:
             named_images(home.cache, [text])
 
 
-def test_an_ambiguous_name_lists_what_it_may_mean(home: Home) -> None:
+def test_ambiguous_name_is_refused_with_the_full_names(home: Home) -> None:
     second = home.another()
     with pytest.raises(ConfigError) as error:
         named_images(home.cache, [LLVM])
@@ -88,7 +88,7 @@ def test_an_ambiguous_name_lists_what_it_may_mean(home: Home) -> None:
     assert named_images(home.cache, [full_name(second)]) == [second]
 
 
-def test_a_name_means_all_architectures(home: Home) -> None:
+def test_name_selects_the_images_of_all_architectures(home: Home) -> None:
     second = home.another(arch="arm64")
     assert named_images(home.cache, [LLVM]) == [home.record, second]
     assert one_image(home.cache, LLVM, "arm64") == second
@@ -97,13 +97,13 @@ def test_a_name_means_all_architectures(home: Home) -> None:
     assert one_image(home.cache, "7777") == second
 
 
-def test_what_is_not_whole_is_not_finished(home: Home) -> None:
+def test_image_with_a_missing_layer_is_not_finished(home: Home) -> None:
     layout = Layout(home.cache.images)
     layout.blob(home.record.layer_digests[-1]).unlink()
     assert [record.stage for record in finished_images(home.cache)] == ["base"]
 
 
-def test_the_list(home: Home) -> None:
+def test_images_lists_finished_images_and_their_publications(home: Home) -> None:
     publication = Publication("registry.example/ns/llvm:latest", f"sha256:{'1' * 64}", 1e9)
     note_publication(home.cache, home.record, publication)
     note_publication(home.cache, home.record, publication)
@@ -118,7 +118,7 @@ def test_the_list(home: Home) -> None:
     assert (LLVM in table, "22.1.8" in table) == (True, True)
 
 
-def test_inspect_takes_a_name(home: Home) -> None:
+def test_inspect_accepts_the_name_of_an_image(home: Home) -> None:
     (row,) = home.call("inspect", "llvm")["images"]
     assert row["digest"] == home.llvm.manifest
     assert row["build"]["llvm"]["version"] == "22.1.8"
@@ -128,7 +128,7 @@ def test_inspect_takes_a_name(home: Home) -> None:
     assert used["use"]["prefix"] == "/usr/lib64/llvm-triton-22.1.8"
 
 
-def test_an_archive_is_no_name(tmp_path: Path) -> None:
+def test_inspect_refuses_an_oci_archive(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["inspect", "oci-archive:x y.tar", "--cache", str(tmp_path)])
     assert (done.exit_code, "[not-a-reference]" in done.stderr) == (3, True)
 
@@ -147,7 +147,7 @@ def test_an_image_with_two_tags_is_listed_once(tmp_path: Path) -> None:
     assert (row["ref"], row["also"]) == ("one", ["two"])
 
 
-def test_prune_takes_a_name(home: Home) -> None:
+def test_prune_removes_an_image_by_name(home: Home) -> None:
     base = find_image(home.cache, "toolchain-base-debian13")[0]
     refused = home.call("cache", "prune", "toolchain-base", code=3)
     assert full_name(home.record) in refused["why"]
@@ -164,14 +164,14 @@ def test_prune_takes_a_name(home: Home) -> None:
     assert finished_images(home.cache) == []
 
 
-def test_a_bundle_of_what_an_image_is_made_of(home: Home, tmp_path: Path) -> None:
+def test_bundle_export_accepts_the_name_of_an_image(home: Home, tmp_path: Path) -> None:
     by_name = home.call("bundle", "export", f"oci:{tmp_path / 'one'}", "toolchain-base")
     by_stage = home.call("bundle", "export", f"oci:{tmp_path / 'two'}", "base", "--base", "debian13")
     assert by_name["entries"] == by_stage["entries"]
     assert home.call("bundle", "export", f"oci:{tmp_path / 'x'}", "no-such", code=5)["exit_code"] == 5
 
 
-def test_a_folder_whose_name_is_no_utf8(home: Home, tmp_path: Path) -> None:
+def test_publication_to_a_folder_whose_name_is_not_utf8_is_recorded(home: Home, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     home.call("publish", f"oci:{folder}", "toolchain-base")
     known = home.call("images")["images"]

@@ -1,4 +1,4 @@
-"""What makes another result is another input; what does not is none."""
+"""Tests that input digests depend only on options that change the result."""
 
 from __future__ import annotations
 
@@ -47,13 +47,15 @@ def digest(stage: Stage, request: Request) -> str:
 @pytest.mark.parametrize(
     ("stage", "change"), CASES, ids=[f"{stage.name}-{'-'.join(change)}" for stage, change in CASES]
 )
-def test_another_result_has_another_digest(tmp_path: Path, stage: Stage, change: dict[str, Any]) -> None:
+def test_option_that_changes_the_result_changes_the_digest(
+    tmp_path: Path, stage: Stage, change: dict[str, Any]
+) -> None:
     request = request_in(tmp_path)
     assert digest(stage, replace(request, **change)) != digest(stage, request)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=[stage.name for stage in STAGES])
-def test_patches_count_and_what_changes_no_byte_does_not(tmp_path: Path, stage: Stage) -> None:
+def test_digest_depends_on_patches_but_not_on_options_that_change_no_byte(tmp_path: Path, stage: Stage) -> None:
     request, patch = request_in(tmp_path), tmp_path / "a patch"
     patch.write_text("one")
     patched = replace(request, patches=dict.fromkeys(("llvm", "triton", "aotriton", "flash-attn"), (patch,)))

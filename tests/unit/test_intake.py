@@ -1,4 +1,4 @@
-"""stages.intake: every binary of a source is allowed, dropped or replaced, or the build stops with the list."""
+"""Tests of stages.prebuilt: a build stops unless every binary of a source is allowed, dropped or replaced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def request(tmp_path: Path, *, allow: tuple[str, ...] = (), drop: tuple[str, ...
     return Request(cache=Cache(tmp_path / "cache"), allow_binary=allow, drop_binary=drop)
 
 
-def test_what_nothing_accounts_for_stops_the_build_with_its_name(triton: Path, tmp_path: Path) -> None:
+def test_binary_without_a_decision_is_refused_by_name(triton: Path, tmp_path: Path) -> None:
     with pytest.raises(PolicyError) as caught:
         take_in("triton", triton, request(tmp_path))
     assert NVIDIA in caught.value.why
@@ -52,7 +52,7 @@ def test_allowed_by_name_and_replaced_by_default(triton: Path, tmp_path: Path) -
     }
 
 
-def test_an_unknown_file_goes_by_its_path(triton: Path, tmp_path: Path) -> None:
+def test_unknown_binary_is_allowed_by_its_path(triton: Path, tmp_path: Path) -> None:
     (triton / "kernel.co").write_bytes(b"\x7fELF" + bytes(40))
     with refused("prebuilt-not-allowed"):
         take_in("triton", triton, request(tmp_path))
@@ -60,12 +60,12 @@ def test_an_unknown_file_goes_by_its_path(triton: Path, tmp_path: Path) -> None:
     assert [row.path for row in intake.allowed] == ["kernel.co"]
 
 
-def test_the_names_count_for_their_own_source_alone(triton: Path, tmp_path: Path) -> None:
+def test_names_of_binaries_apply_only_to_their_own_source(triton: Path, tmp_path: Path) -> None:
     with refused("prebuilt-not-allowed"):
         take_in("aotriton", triton, request(tmp_path, allow=("libdevice", "ocml", "ockl")))
 
 
-def test_one_row_names_many_files(triton: Path, tmp_path: Path) -> None:
+def test_one_name_covers_many_files(triton: Path, tmp_path: Path) -> None:
     for name in ("oclc_isa_version_942.bc", "oclc_daz_opt_on.bc", "cuda2gcn.bc"):
         (triton / AMD / name).write_bytes(BITCODE)
     with refused("prebuilt-not-allowed") as caught:
@@ -78,22 +78,20 @@ def test_one_row_names_many_files(triton: Path, tmp_path: Path) -> None:
     assert intake.binaries(()) == ("cuda2gcn", "libdevice", "oclc")
 
 
-def test_the_policy_is_an_input(tmp_path: Path) -> None:
+def test_decisions_about_binaries_are_inputs(tmp_path: Path) -> None:
     plain, allowed = request(tmp_path), request(tmp_path, allow=("libdevice", "triton-wheel"))
     assert choices("triton", plain) != choices("triton", allowed)
     assert (names_allowed("triton", allowed), names_allowed("aotriton", allowed)) == (("libdevice",), ())
 
 
 @pytest.mark.parametrize("name", ["a;b.co", "a[1].co", "a*.co"])
-def test_a_name_that_the_recipe_would_not_read_is_not_said_to_be_dropped(
-    triton: Path, tmp_path: Path, name: str
-) -> None:
+def test_dropped_name_with_special_characters_is_refused(triton: Path, tmp_path: Path, name: str) -> None:
     (triton / name).write_bytes(b"\x7fELF" + bytes(40))
     with refused("prebuilt-names-unsafe"):
         take_in("triton", triton, request(tmp_path, allow=("libdevice",), drop=(name,)))
 
 
-def test_what_only_upstreams_tests_read_is_counted_apart(triton: Path, tmp_path: Path) -> None:
+def test_binaries_of_upstreams_tests_are_listed_separately(triton: Path, tmp_path: Path) -> None:
     for name in ("llvm/test/Object/Inputs/a.elf", "llvm/unittests/b.bc", "llvm/lib/test.bc"):
         path = triton / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +106,6 @@ def test_what_only_upstreams_tests_read_is_counted_apart(triton: Path, tmp_path:
         take_in("triton", triton, request(tmp_path), tests=("test", "unittests"))
 
 
-def test_a_binary_is_not_allowed_and_dropped_at_once(tmp_path: Path) -> None:
+def test_binary_cannot_be_both_allowed_and_dropped(tmp_path: Path) -> None:
     with refused("options-exclude"):
         make_request(allow_binary=["libdevice"], drop_binary=["libdevice", "ocml"], cache=tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""The command that made an image, out of its provenance."""
+"""Tests of the command that made an image, which is derived from its provenance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain.trust.invocation import request_command
 
 
 def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
-    """What a record says of a request, for a stage that is the same in all of them."""
+    """Return what a record contains about a request; the stage is the same for every request."""
     request = Request(cache=Cache(tmp_path), **{"glibc": DEFAULT_GLIBC, **options})
     planned = UnpackedStage("sysroot").plan(Request(cache=Cache(tmp_path), glibc=DEFAULT_GLIBC), {})
     return {**asked_for(request, planned), "stage": "llvm"}
@@ -34,13 +34,13 @@ def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
         ({"sources": {"llvm": "/home/me/llvm-project", "triton": "https://example.org/triton@" + "a" * 40}}, ""),
     ],
 )  # fmt: skip
-def test_what_was_asked_for_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+def test_command_contains_the_options_of_the_request(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     if "sources" in options:
         options = {**options, "sources": specs(options["sources"])}
     assert request_command(asked(tmp_path, **options)) == f"toolchain build llvm{words}"
 
 
-def test_options_of_campaigns_are_said_as_their_verb_takes_them() -> None:
+def test_options_of_campaigns_are_only_in_the_command_for_kernels() -> None:
     limited = {"keep_going": True, "limit": 3, "select": "attn fwd*", "shard": [1, 16]}
     told_of = " --select 'attn fwd*' --limit 3 --keep-going --shard 1/16"
     assert request_command({"stage": "kernels", **limited}) == f"toolchain kernels run kernels{told_of}"
@@ -48,7 +48,7 @@ def test_options_of_campaigns_are_said_as_their_verb_takes_them() -> None:
     assert request_command({"stage": "llvm", **limited, "triton": "3.6.0"}) == "toolchain build llvm --triton 3.6.0"
 
 
-def test_a_source_is_named_as_the_record_has_it() -> None:
+def test_command_names_sources_as_the_record_does() -> None:
     sources = {"llvm": "distro:llvm-toolchain-22=22.1.8", "triton": "local:x.tar.gz"}
     words = (
         "toolchain build llvm --base oci: --source llvm=distro:llvm-toolchain-22=22.1.8 --source triton=local:x.tar.gz"
@@ -57,11 +57,11 @@ def test_a_source_is_named_as_the_record_has_it() -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], "x", {}, {"stage": 1}], ids=repr)
-def test_of_another_form(value: Any) -> None:
+def test_malformed_record_gives_no_command(value: Any) -> None:
     assert request_command(value) == ""
 
 
-def test_a_stranger_paints_nothing() -> None:
+def test_hostile_values_are_escaped_or_give_no_command() -> None:
     assert request_command({"stage": "llvm\x1b[2J; rm -rf x", "triton": "a\nb"}).isprintable()
     assert request_command({"stage": "llvm\u202e"}) == ""
     assert request_command({"stage": "llvm", "triton": "x" * 10**6}) == ""

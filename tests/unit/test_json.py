@@ -1,4 +1,4 @@
-"""What `--json` prints: every verb's real output has the documented shape, and so has every error."""
+"""Tests that the output of every verb with `--json`, and every error, conforms to the documented schema."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from toolchain.publish.consumer import Kind
 
 TOP = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((TOP / "docs" / "json.schema.json").read_text())
-# These print a line of text; what they write is the result.
+# These verbs do not print their result as JSON.
 WITHOUT = {"keygen", "kernels worker", "shell", "report"}
 SAME = {"kernels run": "build", "kernels merge": "build"}
 Said = list[tuple[str, str, int, Any]]
 
 
 def problems(shape: str, value: Any) -> list[str]:
-    """All differences from the schema."""
+    """Return all differences between a value and a shape of the schema."""
     validator = Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{quote(shape)}"})
     return [f"{one.json_path}: {one.message[:300]}" for one in validator.iter_errors(value)]
 
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """Verb, what for, exit code and document of many calls, made in a process of their own."""
+    """Make many calls in a separate process, and return the verb, purpose, exit code and document of each."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.json_outputs", str(tmp_path_factory.mktemp("json"))],
         cwd=TOP, capture_output=True, text=True, check=False,
@@ -44,11 +44,11 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     return [tuple(one) for one in json.loads(done.stdout)]
 
 
-def test_the_schema_is_one() -> None:
+def test_schema_is_a_valid_json_schema() -> None:
     Draft202012Validator.check_schema(SCHEMA)
 
 
-def test_every_output_has_its_shape(said: Said) -> None:
+def test_every_output_conforms_to_the_schema(said: Said) -> None:
     for verb, about, code, value in said:
         shape = "error" if "error" in value else SAME.get(verb, verb)
         assert problems(shape, value) == [], f"{verb} ({about})"
@@ -59,17 +59,17 @@ def test_every_verb_is_tried_and_documented(said: Said) -> None:
     verbs = {verb.name for verb in all_verbs()}
     assert len([verb for verb, _, code, _ in said if code == 2]) == 6, "command lines that cannot be read"
     tried = {verb for verb, _, _, value in said if "error" not in value}
-    # Kernels need the engine and an hour; `build` and they have one function that prints.
+    # Campaigns need the engine and an hour, and print with the same function as `build`.
     assert tried == verbs - WITHOUT - SAME.keys()
     shown = inspect.getsource(build_cmd._campaign)
     assert "_show(request, " in shown
     assert verbs - WITHOUT - SAME.keys() <= SCHEMA["$defs"].keys()
 
 
-def test_every_key_that_is_documented_is_seen(said: Said) -> None:
-    """Else the page could promise what no verb prints."""
+def test_every_documented_key_is_printed(said: Said) -> None:
+    """Otherwise the documentation could promise keys that no verb prints."""
     seen = set().union(*(_keys(value) for *_, value in said))
-    # An unfinished build, differences between two builds, and what came from elsewhere have tests of their own.
+    # Other tests cover unfinished builds, differences between two builds, and content that was made elsewhere.
     rare = {"steps", "steps_done", "offset", "first", "second", "member", "tree", "annotations", "signer"}
     documented = set().union(*(_documented(shape) for shape in SCHEMA["$defs"].values()))
     assert documented - seen == rare
@@ -93,7 +93,7 @@ def _documented(shape: Any) -> set[str]:
     return inner | set(properties) | set().union(*(_documented(one) for one in properties.values()))
 
 
-def test_a_shape_that_changes_is_noticed(said: Said) -> None:
+def test_schema_refuses_changed_output(said: Said) -> None:
     found = next(value for verb, _, _, value in said if verb == "plan")
     row = found["stages"][0]
     for changed in ({**row, "more": 1}, {**row, "reused": "yes"}, {key: row[key] for key in row if key != "image"}):
@@ -105,7 +105,7 @@ def test_a_shape_that_changes_is_noticed(said: Said) -> None:
     [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, ToolchainError)],
     ids=lambda kind: kind.__name__,
 )
-def test_every_error_has_its_shape(kind: type[ToolchainError]) -> None:
+def test_every_error_conforms_to_the_schema(kind: type[ToolchainError]) -> None:
     value = kind("some-id", "what", why="because", fix="this").as_json()
     assert problems("error", value) == []
     assert value == {

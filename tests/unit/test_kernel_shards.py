@@ -1,4 +1,4 @@
-"""Campaigns in shards: all machines cut alike, and whoever joins the shards finds what is missing or does not fit."""
+"""Tests of campaigns in shards: how rules are cut into shards, and what a merge of the shards refuses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(
     rules: Sequence[Rule] = RULES,
     **how: Any,
 ) -> CampaignResult:
-    """What a stage does: cut, compile, leave the mark. Without a part and with `only`, merge."""
+    """Cut, compile and leave the mark, as a stage does; merge if there is no part and `only` is set."""
     for rule in rules:
         (machine.tree / rule.source).touch()
     machine.workers.provide(list(rules))
@@ -64,7 +64,7 @@ def folder(path: Path) -> KernelStore:
     return KernelStore(path)
 
 
-def test_each_cluster_is_in_one_shard_and_the_shards_are_alike() -> None:
+def test_each_cluster_is_in_one_shard_and_the_shards_have_equal_sizes() -> None:
     rules = [*RULES, make_rule("large", cluster="gfx942/a"), make_rule("larger", cluster="gfx942/a")]
     shuffled = random.Random(1).sample(rules, len(rules))
     shards = cut(rules, 2)
@@ -79,7 +79,7 @@ def test_more_shards_than_clusters_are_refused() -> None:
     assert "K/5" in caught.value.fix
 
 
-def test_shards_make_what_one_machine_makes(tmp_path: Path) -> None:
+def test_merged_shards_equal_the_result_of_one_machine(tmp_path: Path) -> None:
     alone = Machine(tmp_path / "alone")
     run(alone, [folder(tmp_path / "of-alone")])
     stores = [folder(tmp_path / f"store-{number}") for number in (0, 1)]
@@ -97,7 +97,7 @@ def test_shards_make_what_one_machine_makes(tmp_path: Path) -> None:
     assert result.about == {"triton": "0.0"}
 
 
-def test_a_missing_kernel_is_named(tmp_path: Path) -> None:
+def test_merge_names_a_missing_kernel(tmp_path: Path) -> None:
     store, machine = folder(tmp_path / "store"), Machine(tmp_path / "machine")
     for number in (1, 2):
         run(machine, [store], (number, 2))
@@ -117,7 +117,7 @@ def test_shards_of_other_inputs_are_refused(tmp_path: Path) -> None:
             merge(joined, [store], rules)
 
 
-def test_shards_of_two_numbers_are_refused_where_none_is_complete(tmp_path: Path) -> None:
+def test_shards_of_two_incomplete_cuts_are_refused(tmp_path: Path) -> None:
     stores = [folder(tmp_path / f"store-{number}") for number in range(2)]
     for number, store in enumerate(stores):
         run(Machine(tmp_path / f"machine-{number}"), [store], (1, 2 + number))
@@ -126,7 +126,7 @@ def test_shards_of_two_numbers_are_refused_where_none_is_complete(tmp_path: Path
     assert "2, 3" in caught.value.why
 
 
-def test_with_a_key_marks_count_only_where_it_signed_them(tmp_path: Path) -> None:
+def test_marks_of_shards_must_be_signed_if_a_key_is_given(tmp_path: Path) -> None:
     store = folder(tmp_path / "store")
     key = PlainKey("ours")
     for number in (1, 2):
@@ -140,8 +140,8 @@ def test_with_a_key_marks_count_only_where_it_signed_them(tmp_path: Path) -> Non
         merge(Machine(tmp_path / "other"), [store], key=key)
 
 
-def test_what_others_left_in_the_store_is_in_nobodys_way(tmp_path: Path) -> None:
-    """Shards of another campaign that no key signed, and of a cut of this one that was given up."""
+def test_merge_ignores_shards_of_other_campaigns_and_cuts(tmp_path: Path) -> None:
+    """The store contains unsigned shards of another campaign, and shards of an abandoned cut of this campaign."""
     store, key = folder(tmp_path / "store"), PlainKey("ours")
     run(Machine(tmp_path / "others"), [store], (1, 2), RULES[:8])
     run(Machine(tmp_path / "given-up"), [store], (1, 3), key=key)
@@ -151,13 +151,13 @@ def test_what_others_left_in_the_store_is_in_nobodys_way(tmp_path: Path) -> None
 
 
 class FullStore(KernelStore):
-    """Takes notes, and no result."""
+    """A store that accepts notes but no results."""
 
     def add(self, name: str, record: bytes, *, replace: bool = False) -> bool:  # noqa: ARG002
         raise ToolchainError("test-error", "the disk is full")
 
 
-def test_a_shard_whose_results_are_not_in_the_store_is_not_through(tmp_path: Path) -> None:
+def test_shard_whose_results_cannot_be_stored_gets_no_mark(tmp_path: Path) -> None:
     with refused("test-error"):
         run(Machine(tmp_path / "machine"), [FullStore(tmp_path / "store")], (1, 2))
     assert folder(tmp_path / "store").notes("shard-") == {}
@@ -165,7 +165,7 @@ def test_a_shard_whose_results_are_not_in_the_store_is_not_through(tmp_path: Pat
     assert len(folder(tmp_path / "store").notes("shard-")) == 1
 
 
-def test_a_shard_in_another_store_is_through_only_where_its_results_are_added(tmp_path: Path) -> None:
+def test_shard_is_marked_in_another_store_only_if_its_results_are_added(tmp_path: Path) -> None:
     """The shard has nothing to compile, and results from one store are not added to another store."""
     first, second = Machine(tmp_path / "first"), Machine(tmp_path / "second")
     run(first, [folder(tmp_path / "store")], (1, 2))

@@ -1,4 +1,4 @@
-"""What a campaign tells while it runs, after it was killed, and at its end."""
+"""Tests of the status of a campaign: while it runs, after it was killed, and at its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOP = Path(__file__).parents[2]
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
@@ -46,8 +46,8 @@ def board_of(path: Path, clock: Clock, **more: Any) -> Board:
     return Board(path, rules, workers=list, clock=clock, **more)
 
 
-def test_what_is_left_counts_in_seconds_of_compiling(tmp_path: Path) -> None:
-    """The functions come one after the other, and the last ones cost most: kernels a second would promise too much."""
+def test_remaining_time_is_estimated_from_seconds_of_compilation(tmp_path: Path) -> None:
+    """The last functions cost most, so an estimate from kernels per second would be too short."""
     clock = Clock()
     board = board_of(tmp_path / STATUS, clock)
     board.count(Entry.of(make_rule("costly"), DONE, seconds=10.0), reused=True)
@@ -58,11 +58,11 @@ def test_what_is_left_counts_in_seconds_of_compiling(tmp_path: Path) -> None:
     status = board.as_json()
     assert (status["asked"], status["done"], status["reused"]) == (15, 9, 1)
     assert status["rate"] == 1.0
-    # Two workers' worth: 2 s of compiling each second. 2 quick ones and 4 costly ones are left: 44 s.
+    # The workers compile for 2 s in each second. 2 quick and 4 costly kernels are left, which take 44 s.
     assert status["left_seconds"] == 22.0
 
 
-def test_the_speed_is_that_of_compiling_and_of_now(tmp_path: Path) -> None:
+def test_rate_ignores_reused_results_and_old_results(tmp_path: Path) -> None:
     clock = Clock()
     board = board_of(tmp_path / STATUS, clock)
     for number in range(9):
@@ -76,7 +76,7 @@ def test_the_speed_is_that_of_compiling_and_of_now(tmp_path: Path) -> None:
     assert (board.as_json()["rate"], board.as_json()["left_seconds"]) == (None, None), "nothing came for long"
 
 
-def test_a_campaign_without_workers_has_not_finished(tmp_path: Path) -> None:
+def test_campaign_whose_workers_do_not_start_is_stopped_or_failed(tmp_path: Path) -> None:
     for through, state in ((14, "stopped"), (15, "failed")):
         board = board_of(tmp_path / STATUS, Clock())
         for number in range(through):
@@ -116,11 +116,11 @@ def running(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
         child.kill()
 
 
-def test_a_campaign_that_was_killed_is_told_as_such(running: tuple[Path, subprocess.Popen[str]]) -> None:
+def test_killed_campaign_has_the_state_killed(running: tuple[Path, subprocess.Popen[str]]) -> None:
     folder, child = running
     status = read(folder)
     assert (status["state"], status["pid"], status["count"], status["asked"]) == ("running", child.pid, 1, 4)
-    # A process that got the same number later is not the campaign.
+    # A process that got the same process id later is not the campaign.
     written = (folder / STATUS).read_bytes()
     for changed in ({"process": status["process"] + "1"}, {"pid": os.getpid()}, {"process": ""}):
         (folder / STATUS).write_text(json.dumps({**json.loads(written), **changed}))
@@ -134,7 +134,7 @@ def test_a_campaign_that_was_killed_is_told_as_such(running: tuple[Path, subproc
     assert screen(status)[-1] == "    again"
 
 
-def test_the_figures_are_renewed_while_it_runs(running: tuple[Path, subprocess.Popen[str]]) -> None:
+def test_status_file_is_updated_while_the_campaign_runs(running: tuple[Path, subprocess.Popen[str]]) -> None:
     folder, _ = running
     before = (folder / STATUS).stat().st_mtime_ns
     deadline = time.monotonic() + 120
@@ -143,7 +143,7 @@ def test_the_figures_are_renewed_while_it_runs(running: tuple[Path, subprocess.P
     assert (folder / STATUS).stat().st_mtime_ns != before
 
 
-def test_a_status_file_that_lacks_a_value_is_not_used(tmp_path: Path) -> None:
+def test_status_file_with_a_missing_or_wrong_value_is_not_used(tmp_path: Path) -> None:
     with Ledger(tmp_path / LEDGER) as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE))
     status = board_of(tmp_path / STATUS, Clock()).as_json()
@@ -163,7 +163,7 @@ def test_a_status_file_that_lacks_a_value_is_not_used(tmp_path: Path) -> None:
         assert read(tmp_path)["state"] == "unknown", key
 
 
-def test_looking_changes_nothing_and_waits_for_nobody(tmp_path: Path) -> None:
+def test_look_does_not_change_or_create_a_ledger(tmp_path: Path) -> None:
     with Ledger(tmp_path / LEDGER) as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE))
         ledger._db.execute("UPDATE about SET value = 'another' WHERE name = 'format'")
@@ -176,7 +176,7 @@ def test_looking_changes_nothing_and_waits_for_nobody(tmp_path: Path) -> None:
 
 
 class Place:
-    """One campaign's folders."""
+    """The folders and the workers of one campaign."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "cache" / "work" / "campaign-1"
@@ -206,11 +206,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path)
 
 
-def test_the_end_is_one_screen(place: Place) -> None:
+def test_summary_of_a_campaign_fits_on_a_screen(place: Place) -> None:
     with pytest.raises(KernelError):
         place.run("good", "fails", "hangs", "slow", timeout=1.5)
     assert len(place.ending) <= 24
-    # The path of a campaign may be long.
+    # The line with `toolchain report` may be longer, because it contains the path of the campaign.
     assert all(len(text) <= 80 for text in place.ending if "toolchain report " not in text)
     told = "\n".join(place.ending)
     for part in ("gfx942/hangs/warps-4.hsaco", "TypeError: cannot", "--keep-going", "--kernel-timeout SECONDS"):
@@ -223,7 +223,7 @@ def test_the_end_is_one_screen(place: Place) -> None:
     assert status["memory"]["coordinator"] > 10**7
 
 
-def test_a_campaign_that_was_given_up_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_campaign_is_stopped(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -235,7 +235,7 @@ def test_a_campaign_that_was_given_up_says_so(place: Place, monkeypatch: pytest.
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kernel-")]
 
 
-def test_workers_say_what_they_are_at(place: Place) -> None:
+def test_workers_report_their_current_kernel(place: Place) -> None:
     rules = [make_rule("hangs"), make_rule("good")]
     place.workers.provide(rules)
     executor = local_executor(place.workers, workers=2, timeout=None)
@@ -253,7 +253,7 @@ def test_workers_say_what_they_are_at(place: Place) -> None:
     assert executor.workers() == []
 
 
-def test_status_for_people_and_as_json(place: Place) -> None:
+def test_status_is_printed_as_text_and_as_json(place: Place) -> None:
     assert place.ask() == "no unfinished campaign\n"
     with pytest.raises(KernelError):
         place.run("good", "fails")
@@ -266,7 +266,7 @@ def test_status_for_people_and_as_json(place: Place) -> None:
     assert status == read(place.folder)
 
 
-def test_checks_of_numbers_and_earlier_results_are_told(place: Place) -> None:
+def test_status_contains_reused_results_and_checks_of_numbers(place: Place) -> None:
     place.run("good")
     place.run("good", "fine")
     assert (read(place.folder)["done"], read(place.folder)["reused"]) == (2, 1)
