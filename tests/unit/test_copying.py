@@ -222,7 +222,7 @@ def test_tags_of_image_and_files_are_written_last(published: Published, api: boo
 
 
 def test_source_tag_that_moves_during_the_copy_is_left_out(published: Published, tmp_path: Path) -> None:
-    """The copy has the digest that was verified, because the tag names another image only later."""
+    """The tool reads the tag a second time, when the tag names another manifest."""
     with fake_registry() as first, fake_registry() as second:
         copy(LayoutRef(published.folder), RegistryRef(first.host, "ns"), tmp_path)
         content = first.manifests["latest"][1]

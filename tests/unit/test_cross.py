@@ -221,7 +221,7 @@ def test_index_does_not_depend_on_the_build_order(tmp_path: Path) -> None:
 
 
 def test_image_for_one_architecture_is_reused_from_a_joint_index(tmp_path: Path) -> None:
-    """The image is found by the digest of its own inputs, because a plan for one architecture has no others."""
+    """The image is found by the digest of its own inputs, because a plan for one architecture knows no others."""
     request = lock_all(
         Request(cache=Cache(tmp_path / "one"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), only=SUPPORT)
     )

@@ -64,7 +64,7 @@ def test_each_kind_of_difference_is_named(tmp_path: Path) -> None:
 
 
 def test_each_layer_is_read_exactly_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read for each file would be slow, because an LLVM takes seconds to read and has thousands of files."""
+    """One read is for digests and one for first bytes; a read for each of thousands of files would be slow."""
     names = [f"d/{number:02}" for number in range(30)]
     one = layer(tmp_path / "1", dict.fromkeys(names, b"a"), pack=True)
     two = layer(tmp_path / "2", dict.fromkeys(names, b"b"), pack=True)

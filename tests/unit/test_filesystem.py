@@ -70,7 +70,7 @@ def test_only_regular_files_are_read(
     shared.mkdir()
     monkeypatch.chdir(shared)
     NOT_REGULAR[kind](shared / "file", secret)
-    with pytest.raises(OSError) as error:  # noqa: PT011 - every kind of it
+    with pytest.raises(OSError) as error:  # noqa: PT011 - every OSError is correct
         read_regular(shared / "file", 1000, within=shared if within else None)
     assert error.value.strerror
 

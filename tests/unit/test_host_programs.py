@@ -173,7 +173,7 @@ def test_processes_that_an_ended_child_left_running_are_killed() -> None:
 
 @pytest.mark.parametrize("entry", ["", ".", "bin", "./bin", "../here/bin"])
 def test_relative_entries_of_path_are_not_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str) -> None:
-    """The test runs a program of the tool, and a program that starts another program."""
+    """The test covers a program that the tool starts, and a program that such a program starts."""
     here = tmp_path / "here"
     for folder in (here, here / "bin"):
         folder.mkdir()

@@ -19,7 +19,7 @@ def script(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and named tuples look their module up
+    sys.modules[name] = module  # dataclasses and named tuples look up their module here
     spec.loader.exec_module(module)
     return module
 
