@@ -1,6 +1,6 @@
-"""Libraries to link with in HIP's place, made by the recipe: a library for two ROCms, loaded in one container.
+"""HIP's stub libraries, built by the recipe: libraries linked for two ROCms are loaded in one process.
 
-AOTriton's package chooses between its ROCms by the HIP that CMake finds.
+AOTriton's CMake package chooses between its ROCms by the HIP that CMake finds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ find_package(aotriton REQUIRED)
 """
 
 
-def test_a_library_for_two_rocms_is_loaded_by_both_names(base: tuple[Buildah, str], tmp_path: Path) -> None:
+def test_libraries_linked_for_two_rocms_load_in_one_process(base: tuple[Buildah, str], tmp_path: Path) -> None:
     engine, image = base
     stubs, work, out = stubs_of(["6", "7"]), tmp_path / "work", tmp_path / "out"
     asked = Recipe(
@@ -114,5 +114,5 @@ def check_libraries(work: Path) -> None:
     with refused("library-unfit", "libamdhip64.so.6") as caught:
         check_linked(work / "libone-7.so", by_soname, soname="libamdhip64.so.6", floor=floors["2.31"])
     assert "it needs libamdhip64.so.7, not libamdhip64.so.6" in caught.value.why
-    # The program was linked with the base's own C library, which is newer than any floor.
+    # The program was linked with the base's own C library, which is newer than the floor.
     assert not holds_on(read_linked(work / "program"), floors["2.31"])

@@ -1,8 +1,9 @@
-"""AOTriton's libraries, loaded for real: a program on them, with Debian's own HIP and with the library to link with.
+"""AOTriton's libraries, loaded by programs on several systems, with Debian's own HIP and with the stub library.
 
     TOOLCHAIN_TEST_ROCM_IMAGE=aotriton-… pytest -m full -s tests/integration/test_hip_load.py
 
-The image is one that is finished in the cache, for several ROCms. TOOLCHAIN_TEST_ROOTS keeps the systems between runs.
+TOOLCHAIN_TEST_ROCM_IMAGE names an image for several ROCms that is finished in the cache. TOOLCHAIN_TEST_ROOTS names a
+folder that keeps the systems between runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.full
 
 @dataclass(frozen=True)
 class System:
-    """One to load on: Debian's suites, and the package of HIP; empty for the library to link with."""
+    """A system to load on: Debian's suites, and HIP's package, which is empty if the stub library is used."""
 
     name: str
     suites: tuple[str, ...]
@@ -62,25 +63,27 @@ cp /tmp/build-contract/version /tmp/build-examples/list_images /out/
 
 
 def the_record(cache: Cache, name: str) -> Record:
-    found = [one for one in find_image(cache, name) if one.arch == "amd64"]  # a sysroot may be there for several
+    found = [
+        one for one in find_image(cache, name) if one.arch == "amd64"
+    ]  # the cache may hold a sysroot of each architecture
     if not found:
         pytest.skip(f"NO IMAGE {name} IN {cache.root}: build it first")
     return found[0]
 
 
 def laid(cache: Cache, record: Record, folder: Path) -> Path:
-    """An image's own layer, unpacked."""
+    """Unpack the last layer of an image unless that is done, and return the folder."""
     if not folder.exists():
         layout = Layout(cache.images)
         folder.mkdir(parents=True)
-        # Linux's own headers have names that differ in case only, which the tool takes from no source.
+        # tar unpacks the layer because names of Linux's headers differ only in case, which the tool refuses.
         blob = layout.blob(layout.children(layout.resolve(record.manifest))[-1].digest)
         subprocess.run(["tar", "--extract", "--file", blob, "--directory", folder], check=True)
     return folder
 
 
 def a_root(system: System, roots: Path) -> Path:
-    """A system, unpacked; none of its programs is installed."""
+    """Return the root of a system whose packages are unpacked, but not configured."""
     root = roots / system.name.replace(" ", "-")
     if not root.exists():
         mirror = next(one for one in apt_mirrors() if not one.security)
@@ -93,7 +96,7 @@ def a_root(system: System, roots: Path) -> Path:
             "--format=directory",
             f"--include={','.join(packages)}",
         ]
-        # A mirror may hold a suite that is not a release frozen, on purpose; it is for this test alone.
+        # A mirror may keep an old snapshot of a suite that is not a release, so this test accepts expired metadata.
         words += [f'--aptopt=APT::Default-Release "{system.suites[-1]}"']
         words += ['--aptopt=Acquire::Check-Valid-Until "false"', system.suites[0], os.fspath(root)]
         subprocess.run([*words, *(f"deb {signed}{mirror.site} {one} main" for one in system.suites)], check=True)
@@ -102,14 +105,14 @@ def a_root(system: System, roots: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where systems and programs are."""
+    """Return the folder for the systems and programs."""
     if os.geteuid() != 0:
         pytest.skip("NO ROOT: the program is started in systems of its own")
     kept = os.environ.get("TOOLCHAIN_TEST_ROOTS")
     return Path(kept) if kept else tmp_path_factory.mktemp("systems")
 
 
-def test_a_program_is_told_by_each_hip_that_there_is_no_device(folder: Path) -> None:
+def test_programs_report_no_device_with_each_hip(folder: Path) -> None:
     cache = Cache(default_cache())
     made = the_record(cache, os.environ.get("TOOLCHAIN_TEST_ROCM_IMAGE", "aotriton"))
     majors, prefix = list(made.facts["rocm"]), str(made.facts["prefix"])
@@ -137,7 +140,11 @@ def test_a_program_is_told_by_each_hip_that_there_is_no_device(folder: Path) -> 
 
 
 def started(system: System, major: str, root: Path, programs: Path, prefix: Path, hip: Path, *, objects: int) -> str:
-    """What the programs say in a system, of so many code objects; its HIP, or the library to link with."""
+    """Run the programs in a system with its HIP or the stub library, check their output, and return it.
+
+    Args:
+        objects: the number of code objects that `list_images` must print.
+    """
     at, stub = "/aotriton", f"/hip/rocm{major}/lib"
     (root / "aotriton").mkdir(exist_ok=True)
     (root / "hip").mkdir(exist_ok=True)
@@ -155,7 +162,8 @@ def started(system: System, major: str, root: Path, programs: Path, prefix: Path
     assert re.search(rf"[1-9]\d* archives or folders, [1-9]\d* \.aks2, {objects} code objects", done.stdout), (
         done.stdout
     )
-    # hipErrorNoDevice is HIP's own word; the library makes another error of it. All symbols were bound at the start.
+    # Error 100 is HIP's own hipErrorNoDevice, which AOTriton's library turns into another error.
+    # All symbols were bound at the start, because LD_BIND_NOW is set.
     assert "HIP: error 100" in done.stdout, done.stdout
     assert "aotriton 0." in done.stdout
     if not system.hip:

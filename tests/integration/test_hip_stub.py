@@ -1,4 +1,4 @@
-"""The rows of HIP's functions, held against Debian's own libraries: every one is there, at that version node."""
+"""The functions that data/hip.toml lists, compared with those of Debian's own HIP libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIBRARIES = {
 
 
 @pytest.mark.parametrize("row", rocms(), ids=lambda row: f"rocm{row.major}")
-def test_the_real_library_has_each_function_at_its_node(row: Rocm, tmp_path: Path) -> None:
+def test_debian_library_has_each_function_with_its_version_node(row: Rocm, tmp_path: Path) -> None:
     major = row.major
     version, size, sha256 = LIBRARIES[major]
     package = Package(

@@ -1,4 +1,4 @@
-"""What a hostile build leaves in every place it can write to is read by no build of another tree."""
+"""A build does not read the files that a hostile build of another tree leaves in all writable places."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.integration.conftest import Quickstart, toolchain
 
 pytestmark = pytest.mark.engine
 
-# Takes the place of every compiler for whoever reads this configuration, and answers every question of ccache's.
+# A ccache that reads one of these configurations compiles with -DSAYS=__FILE__, which changes the program's output.
+# Programs in /ccache/bin have the same effect.
 _POISON = """
 for place in /ccache /build /src /recipe /tmp /var/tmp /dev/shm /run "$HOME"; do
   mkdir -p "$place" 2>/dev/null
@@ -26,7 +27,7 @@ for name in clang++ clang cmake ninja ccache; do cp /ccache/prefix.sh "/ccache/b
 
 
 def _build(tree: Path) -> tuple[str, str]:
-    """Build a tree's mlir-tblgen; the diff_id of its layer."""
+    """Build a tree's mlir-tblgen, and return the diff_id of its layer and the name of its image."""
     words = ("--source", f"llvm={tree}", "--only", "mlir-tblgen", "--base", "debian13")
     said = toolchain("build", "llvm", *words, "--json")
     assert said.code == 0, said.err[-3000:]

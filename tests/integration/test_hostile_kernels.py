@@ -1,4 +1,4 @@
-"""What a hostile kernel tree leaves in a shared kernel store is served to no other tree."""
+"""A shared kernel store does not serve the spoiled code objects of a hostile kernel tree to other trees."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from toolchain.sources.unpack import unpack_tar
 
 pytestmark = pytest.mark.engine
 MARK = b"MADE BY THE HOSTILE TREE"
-KERNELS = "gfx942/fwd_*"  # of two modules: what one does to the compiler must not reach the other's kernels
-# Puts the mark behind each code object, however early or late it is imported.
+# These kernels are of two modules, because a module that changes the compiler must not affect the other's kernels.
+KERNELS = "gfx942/fwd_*"
+# The code appends the mark to each code object, whether it runs before or after the import of the compiler.
 POISON = f"""
 import importlib.abc, importlib.util, sys
 
@@ -44,21 +45,21 @@ else:
 
 
 def sdist() -> Path:
-    """The pinned flash-attn, as the quickstart fetched it."""
+    """Return the folder of the pinned flash-attn that the quickstart fetched."""
     trees = Cache(default_cache()).root / "store" / "trees"
     found = trees.glob("*/flash_attn/flash_attn_triton_amd/fwd_prefill.py")
     return next(file.parents[2] for file in found if MARK not in file.read_bytes())
 
 
 def tree(folder: Path) -> Path:
-    """A copy of the sdist's package, beside a file that makes its image a new one and is read by no kernel."""
+    """Copy the sdist's package, and add a file that no kernel reads, so that its image is a new one."""
     shutil.copytree(sdist() / "flash_attn", folder / "flash_attn")
     (folder / "NOTE").write_text(f"{folder} {os.getpid()}")
     return folder
 
 
 def objects(said: Said, folder: Path) -> dict[str, bytes]:
-    """The code objects of the image that a campaign built, by path."""
+    """Return the code objects of the image that a campaign built, by path."""
     assert said.code == 0, said.err[-3000:]
     cache = Cache(default_cache())
     layout = Layout(cache.images)

@@ -1,4 +1,4 @@
-"""Both packages installed as a user does, from wheels and editable, and called from a folder without a checkout."""
+"""Both packages, installed as a user installs them, from wheels and editable, and run outside a checkout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab.tests.emulated_objects import compile_all, rule
 
 TOP = Path(__file__).resolve().parents[2]
 LLVM = "llvm=https://github.com/llvm/llvm-project@7f77ca0dbda4abbf9af06537b2c475f20ccd6007"
-# What a build does with the kernels of a campaign: they are checked in namespaces, which show both packages.
+# The script checks a code object as a build does: in namespaces, in which both packages must be visible.
 _CHECK = """
 import json, sys
 from pathlib import Path
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment with the packages."""
+    """A virtual environment with one or both packages."""
 
     folder: Path
 
@@ -67,7 +67,7 @@ def pip(*words: str | Path) -> None:
 
 
 def environment(folder: Path, install: Callable[[Path], None]) -> Installed:
-    """A virtual environment with the dependencies of this one, but with neither package before `install`."""
+    """Make a virtual environment with the dependencies of this one, into which `install` installs the packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python3*/site-packages")
     for path in (Path(name) for name in sys.path if Path(name).name == "site-packages"):
@@ -131,7 +131,7 @@ def test_both_packages_work_without_a_checkout(both: Installed, kernel: Path, tm
     assert "chart" in (tmp_path / "report.html").read_text(encoding="utf-8").lower()
 
 
-def test_the_namespaces_of_a_check_show_both_packages(both: Installed, kernel: Path, tmp_path: Path) -> None:
+def test_check_in_namespaces_finds_both_packages(both: Installed, kernel: Path, tmp_path: Path) -> None:
     (tmp_path / "check.py").write_text(_CHECK)
     done = both.python("check.py", kernel, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -139,7 +139,7 @@ def test_the_namespaces_of_a_check_show_both_packages(both: Installed, kernel: P
     assert (numbers["checked"], numbers["skipped"]) == (1, 1), "there is no case for it, so it was loaded and read"
 
 
-def test_the_tool_alone_plans_and_names_the_lab_where_it_needs_it(
+def test_tool_without_the_lab_plans_and_names_the_missing_package(
     alone: Installed, wheels: Path, tmp_path: Path
 ) -> None:
     assert plan(alone, tmp_path)

@@ -1,4 +1,4 @@
-"""The isolation of builds on real buildah: it holds, and the probe names what gets out when a measure is taken away."""
+"""The isolation of builds on real buildah: it holds, and the probe names the leak if a measure is removed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ALL_ALLOWED = {"defaultAction": "SCMP_ACT_ALLOW", "architectures": [], "syscalls
 def engine(tmp_path: Path) -> Iterator[Buildah]:
     if shutil.which("buildah") is None:
         pytest.skip("buildah is not installed: apt-get install buildah")
-    # Others may read there: only the isolation hides it.
+    # The isolation alone hides the cache, because its permissions let other users read it.
     found = Buildah(Cache(tmp_path / "cache"))
     yield found
     destroy(found)
 
 
-def test_builds_that_start_together_make_one_proof(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_builds_probe_the_isolation_once(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
     made, attack = [], probing._try
 
     def counted(*how: Any) -> Any:
@@ -60,7 +60,7 @@ def refused(engine: Buildah) -> str:
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
-    """A launcher with other arguments."""
+    """Change the arguments of the launcher."""
     honest = view.command
 
     def command(*words: Any, **more: Any) -> list[str]:
@@ -81,12 +81,12 @@ def test_nothing_gets_out_and_that_is_remembered(engine: Buildah) -> None:
         assert probing.probe(engine) == "chroot"
 
 
-def test_a_second_chroot(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reports_a_second_chroot(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "DROPPED", [name for name in isolation.DROPPED if name != "CAP_SYS_CHROOT"])
     assert "chroot" in refused(engine)
 
 
-def test_keys(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reports_keyctl(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "seccomp", lambda **_: ALL_ALLOWED)
     assert "keyctl" in refused(engine)
 

@@ -1,6 +1,6 @@
-"""Real kernels, shared: the same bytes on one machine, by two shards and from a store, despite false answers and kills.
+"""Real kernels, shared: their bytes are the same on one machine, by two shards and by a worker whose process is killed.
 
-Needs a Python that has Triton, as test_worker.py does.
+The tests need a Python that has Triton, as test_worker.py does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Files = dict[str, str]
 
 
 class Machine(Source):
-    """The kernels of test_worker.py on a machine of its own, which counts the workers that it starts."""
+    """A machine with the kernels of test_worker.py, which counts the workers that it starts."""
 
     started = 0
 
@@ -57,7 +57,7 @@ class Machine(Source):
     def share(
         self, stores: Sequence[KernelStore], part: tuple[int, int] | None = None, **how: Any
     ) -> tuple[Files, CampaignResult]:
-        """Run a campaign; SHA-256 of all that it made, by path."""
+        """Run a campaign, and return the SHA-256 of each file that it made, by path, and its result."""
         rules = self.rules()
         shared = SharedResults(stores, self.naming(), **how) if stores else None
         shard = shard_of(RuleSet(rules, len(rules)), part, shared)
@@ -75,7 +75,7 @@ class Machine(Source):
         return self.files(), result
 
     def files(self) -> Files:
-        """SHA-256 of all that a campaign made, by path."""
+        """Return the SHA-256 of each file that the campaign made, by path."""
         out = self.root / "out"
         files = sorted(path for path in out.rglob("*") if path.is_file())
         return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -88,7 +88,7 @@ def local(python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Files,
 
 @pytest.fixture(scope="module")
 def stores(python: str, tmp_path_factory: pytest.TempPathFactory) -> list[KernelStore]:
-    """What two shards compiled, each on a machine and into a store of its own."""
+    """Return the stores of two shards, each of which was compiled on its own machine."""
     root = tmp_path_factory.mktemp("shards")
     found = [KernelStore(root / f"store-{number}") for number in (1, 2)]
     for number, store in enumerate(found, 1):
@@ -96,7 +96,7 @@ def stores(python: str, tmp_path_factory: pytest.TempPathFactory) -> list[Kernel
     return found
 
 
-def test_a_merge_of_shards_makes_what_one_machine_makes_and_compiles_nothing(
+def test_merge_of_shards_equals_one_machine_and_compiles_nothing(
     local: tuple[Files, CampaignResult], stores: list[KernelStore], python: str, tmp_path: Path
 ) -> None:
     merging = Machine(tmp_path / "merging", python)
@@ -109,10 +109,10 @@ def test_a_merge_of_shards_makes_what_one_machine_makes_and_compiles_nothing(
         Machine(tmp_path / "half", python).share(stores[:1], only=True)
 
 
-def test_a_dask_worker_makes_what_one_machine_makes_also_when_a_process_is_killed(
+def test_dask_worker_equals_one_machine_after_a_killed_process(
     local: tuple[Files, CampaignResult], python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kernel's own killer does it, while the process has a kernel to compile."""
+    """The process is killed while it has a kernel to compile, as the operating system does without memory."""
     machine, desk = Machine(tmp_path / "machine", python), Machine(tmp_path / "desk", python)
     out = machine.root / "out"
     out.mkdir()
@@ -129,7 +129,7 @@ def test_a_dask_worker_makes_what_one_machine_makes_also_when_a_process_is_kille
 
 
 def kill_once(patch: pytest.MonkeyPatch) -> None:
-    """Kill the first process that gets a kernel before its answer; a thread that looks for it may be too late."""
+    """Kill the first process that has a kernel, before its answer is read; another thread might be too late."""
     answer, killed = Worker.answer, list[int]()
 
     def late(worker: Worker, timeout: float | None) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def kill_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Worker, "answer", late)
 
 
-def test_the_scan_finds_every_module_that_python_loads(python: str, tmp_path: Path) -> None:
+def test_scan_finds_every_module_that_python_loads(python: str, tmp_path: Path) -> None:
     source = Source(tmp_path, python)
     program = (
         "import json, sys; sys.path[:0] = sys.argv[1:3]\n"

@@ -1,6 +1,6 @@
 """A build that takes processes, disk or time without end is ended, names the limit, and leaves room for the next one.
 
-All bombs here are bounded themselves, so that they end where a limit does not hold.
+All bombs are bounded themselves, so that they end even if a limit does not hold.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RUN --mount=type=cache,id=toolchain-tiny-tree,target=/build \
 FROM scratch
 COPY --from=build /out /made/out
 """
-# Shell alone. A child waits at a pipe that nobody writes to.
+# The scripts use only the shell's own commands. A child waits at a pipe to which no process writes.
 FORKS = "i=0; while [ $i -lt 400 ]; do (read x </run/toolchain-output/err) & i=$((i+1)); done; wait"
 FILES = "i=0; while [ $i -lt 20000 ]; do for p in /build /ccache /; do : >$p/$i; done; i=$((i+1)); done"
 BYTES = (
@@ -61,7 +61,7 @@ class Here:
     image: str
 
     def build(self, script: str) -> str:
-        """Build with a script; what it made."""
+        """Build with a script, and return the text of the file that the build made."""
         (self.top / "tree").mkdir(exist_ok=True)
         (self.top / "tree" / "script").write_text(f"{script}\n")
         recipe = Recipe(
@@ -72,7 +72,7 @@ class Here:
         return (self.top / "out" / "made" / "out").read_text()
 
     def require_nothing_left(self) -> None:
-        """Insist that no process, container or folder of a build is there."""
+        """Assert that no process, container or folder of a build is left."""
         assert self.buildah.call("containers", "--quiet").stdout == ""
         assert not any(self.buildah.live.iterdir())
         assert not list(self.top.glob(".out*"))
@@ -80,7 +80,7 @@ class Here:
 
 
 def inside(folder: Path) -> list[str]:
-    """The processes whose mounts include something below a folder."""
+    """Return the ids of the processes whose mounts include a path below a folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def test_a_build_is_ended_at_a_limit(
 
 
 def test_a_build_on_a_full_disk_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is one in memory, which has few bytes and few inodes."""
+    """The disk is a tmpfs with few bytes and few inodes."""
     if os.geteuid() != 0:
         pytest.skip("NO DISK IS FILLED: to mount one needs root")
     disk = tmp_path / "disk"
@@ -153,7 +153,7 @@ def test_a_build_on_a_full_disk_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def ended_at(folder: Path, script: str, place: Path) -> str:
-    """The limit at which a Python program was ended that writes to `/disk`, without a container."""
+    """Run a Python program that writes to `/disk`, without a container, and return the limit that ended it."""
     view.own(place)
     limits = container_limits.limits_for(folder, [place])
     shown = [Mount(place, "/disk", read_only=False)]
@@ -169,7 +169,7 @@ def ended_at(folder: Path, script: str, place: Path) -> str:
 
 
 def test_another_user_s_processes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A namespace's root may become many users, each with resource limits of its own."""
+    """The root of a namespace can become many users, each of which has its own resource limits."""
     monkeypatch.setenv("TOOLCHAIN_LIMITS", "processes=100")
     script = (
         "import os, time\nfor number in range(300):\n    if os.fork() == 0:\n        os.setuid(number + 1)\n"
@@ -178,7 +178,7 @@ def test_another_user_s_processes_are_counted(tmp_path: Path, monkeypatch: pytes
     assert ended_at(tmp_path, script, tmp_path / "place") == "processes"
 
 
-def test_the_kernel_has_limits_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_sets_the_kernel_s_resource_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLCHAIN_LIMITS", "processes=100,file-bytes=1000000")
     limits = container_limits.limits_for(tmp_path, [])
     words = view.command(["cat", "/proc/self/limits"], tmp_path / "settings", limits=limits)
@@ -203,7 +203,7 @@ def test_a_line_without_an_end_is_read_in_pieces() -> None:
     assert max(lengths) <= 64 << 10
 
 
-def test_output_that_is_kept_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_output_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_LARGEST_OUTPUT", 1 << 20)
     with pytest.raises(LimitError):
         process.run([sys.executable, "-I", "-c", "for _ in range(1 << 20): print('x' * 100)"], capture=True)
