@@ -112,7 +112,7 @@ def test_merge_of_shards_equals_one_machine_and_compiles_nothing(
 def test_dask_worker_equals_one_machine_after_a_killed_process(
     local: tuple[Files, CampaignResult], python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process is killed while it has a kernel to compile, as the operating system does without memory."""
+    """The process is killed while it has a kernel to compile, as the out-of-memory killer may kill it."""
     machine, desk = Machine(tmp_path / "machine", python), Machine(tmp_path / "desk", python)
     out = machine.root / "out"
     out.mkdir()

@@ -1,4 +1,4 @@
-"""The section "Mirror" of docs/tasks/publish-verify.md on two registries: skopeo loses signatures, `publish` none."""
+"""The section "Mirror" of docs/tasks/publish-verify.md, with two registries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
-def test_the_page(hosts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_keeps_signatures_that_skopeo_loses(
+    hosts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = hosts
     monkeypatch.setattr("toolchain.oci.shared_tag.CALM", (0.0,))  # each repository has one publisher
     monkeypatch.chdir(tmp_path)

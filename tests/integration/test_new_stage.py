@@ -1,4 +1,4 @@
-"""A stage that the tool does not know, by a row, a module, a Containerfile and a script, with the real engine."""
+"""A stage that is not part of the tool, made of a row, a module, a Containerfile and a script, with the real engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engine
 TOP = Path(__file__).resolve().parents[2]
 
 
-def test_it_is_built_in_the_base_and_published(tmp_path: Path) -> None:
+def test_new_stage_is_built_in_the_base_and_published(tmp_path: Path) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
     (tmp_path / "notes").mkdir()

@@ -1,4 +1,4 @@
-"""Other programs on layouts that could be read differently: what `verify` trusts they take too, and nothing else."""
+"""Layouts that programs could read differently: none takes a stranger's image out of a layout that `verify` trusts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.registry
 Taken: TypeAlias = Literal["good", "evil", "refused"]
 Take: TypeAlias = Callable[[Shelf], Taken]
 TRUSTED = [name for name, (_, trusted) in CASES.items() if trusted]
-# Of those that `verify` refuses some in which the stranger's image is taken, and by whom: the tests can tell.
+# Each program takes the stranger's image in these cases, which `verify` refuses, so the test can detect a wrong image.
 TAKEN = {
     "skopeo": ("Manifests too", "Digest too", "Annotations too", "two images of one name", "a blob of other bytes"),
     "buildah": ("Manifests too", "Digest too"),
@@ -44,7 +44,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 
 
 def _run(*words: str | Path) -> str | None:
-    """What a program prints, None if it fails."""
+    """Run a program, and return its output, or None if it fails."""
     argv = [os.fspath(word) for word in words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     return done.stdout if done.returncode == 0 else None
@@ -55,7 +55,7 @@ def _which(shelf: Shelf, digest: str) -> Taken:
 
 
 def _packed(shelf: Shelf) -> Path:
-    """The folder as an archive."""
+    """Pack the layout into an archive, and return its path."""
     path = shelf.folder.with_name("layout.tar")
     with tarfile.open(path, "w") as archive:
         for one in sorted(shelf.folder.rglob("*")):
@@ -65,7 +65,7 @@ def _packed(shelf: Shelf) -> Path:
 
 @pytest.fixture(scope="module")
 def skopeo() -> Take:
-    """`skopeo copy`; by what it copied."""
+    """Return a function that runs `skopeo copy` and judges by the copied blobs."""
 
     def take(shelf: Shelf) -> Taken:
         out = shelf.folder.with_name("copied")
@@ -79,7 +79,7 @@ def skopeo() -> Take:
 
 @pytest.fixture(scope="module")
 def buildah(engine: Engine) -> Take:
-    """`buildah pull`; by the manifest of what is in its storage."""
+    """Return a function that runs `buildah pull` and judges by the manifest of the image in its storage."""
 
     def take(shelf: Shelf) -> Taken:
         done = engine("pull", "--quiet", f"oci:{shelf.folder}:{NAME}", check=False)
@@ -95,7 +95,7 @@ def buildah(engine: Engine) -> Take:
 
 @pytest.fixture(scope="module")
 def oras_py(registry_host: str) -> Take:
-    """oras-py brings it to a registry; by what is there then."""
+    """Return a function that pushes by oras-py and judges by the manifest in the registry."""
     taken: list[str] = []
 
     def take(shelf: Shelf) -> Taken:
@@ -114,7 +114,7 @@ def oras_py(registry_host: str) -> Take:
 
 @pytest.fixture(scope="module")
 def ctr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Take]:
-    """`ctr images import`; by the digest that containerd keeps under the name."""
+    """Yield a function that runs `ctr images import` and judges by the digest that containerd has for the name."""
     with containerd(tmp_path_factory.mktemp("containerd")) as address:
         taken: list[str] = []
 
@@ -132,7 +132,10 @@ def ctr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Take]:
 
 @pytest.fixture(scope="module")
 def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Take]:
-    """`docker load`; by the image's identity, which is its config's digest, or with containerd the index's."""
+    """Yield a function that runs `docker load` and judges by the image's id.
+
+    The id is the config's digest or, with containerd, the index's.
+    """
     with dockerd(tmp_path_factory.mktemp("dockerd")) as address:
 
         def take(shelf: Shelf) -> Taken:
@@ -148,7 +151,7 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Take]:
 
 
 @pytest.mark.parametrize("program", TAKEN)
-def test_what_verify_trusts_is_what_the_program_takes(
+def test_program_takes_no_other_image_from_a_trusted_layout(
     shelf: Shelf, program: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     take: Take = request.getfixturevalue(program)
@@ -159,6 +162,6 @@ def test_what_verify_trusts_is_what_the_program_takes(
         CASES[case][0](copy)
         taken[case] = take(copy)
     assert [case for case in TRUSTED if taken[case] == "evil"] == []
-    # So it could have been told; docker's daemon before version 25 reads no layouts at all.
+    # The program reads the unchanged layout. Docker's daemon before version 25 reads no layouts at all.
     assert taken["as it was"] == "good" or program == "docker"
     assert [case for case in TAKEN[program] if taken[case] != "evil"] == []

@@ -1,4 +1,4 @@
-"""An own base: what it lacks is reported by name before anything is built, and asked of an image once."""
+"""A user's own base: the tool names the missing parts before it builds, and probes each image once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Based = tuple[Buildah, str]
 
 
 def without(layout: Layout, manifest: str, work: Path, *paths: str) -> str:
-    """The base with one more layer, which takes files away; the manifest's digest."""
+    """Write an image of the base with one more layer, which deletes files, and return its manifest's digest."""
     raw = work / "whiteouts.tar"
     with tarfile.open(raw, "w") as tar:
         for path in paths:
@@ -43,15 +43,15 @@ def without(layout: Layout, manifest: str, work: Path, *paths: str) -> str:
 
 @pytest.fixture
 def own(base: Based, base_layout: tuple[Cache | None, Path, str], tmp_path: Path) -> Iterator[tuple[Layout, str]]:
-    """A layout of the test's own on the base's blobs, and the base's manifest."""
+    """Yield a layout of the test's own with the base's blobs, and the digest of the base's manifest."""
     _, there, manifest = base_layout
     layout = Layout(tmp_path / "own base").ensure()
     source = Layout(there)
     for part in source.walk(source.resolve(manifest)):
-        # A link by name would not be followed.
+        # The blobs are hard links or copies, because the tool follows no symbolic link.
         place(source.blob(part.digest), layout.root / "blobs" / part.digest.replace(":", "/"))
     yield layout, manifest
-    # The cache may be the user's own.
+    # These entries and images are removed, because the cache may be the user's own.
     for entry in base[0].cache.probed("", "x").parent.glob("*.json"):
         if layout.has(f"sha256:{entry.name[:64]}"):
             entry.unlink()
@@ -70,12 +70,12 @@ def asked(base: Based, layout: Layout, manifest: str) -> Request:
     return Request(cache=base[0].cache, base=parse_base(f"oci:{layout.root}@{manifest}"))
 
 
-def test_a_base_that_has_everything(base: Based, own: tuple[Layout, str]) -> None:
+def test_complete_base_passes_the_check(base: Based, own: tuple[Layout, str]) -> None:
     layout, manifest = own
     ownbase.check(asked(base, layout, manifest), stages("llvm", "triton", "aotriton", "kernels", wheel=True))
 
 
-def test_what_a_base_lacks_is_told_at_once_and_asked_once(
+def test_missing_parts_are_reported_before_a_build_and_probed_once(
     base: Based, own: tuple[Layout, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, manifest = own
@@ -96,7 +96,7 @@ def test_what_a_base_lacks_is_told_at_once_and_asked_once(
         "on Debian and Ubuntu: apt-get install ninja-build\ndocs/bases.md lists what a base must contain"
     )
     assert not [one for one in records(request.cache) if f"-local-{lame[7:15]}" in one.image]
-    # No one is asked again, whatever is built.
+    # The tool stores the result of the probe, so it needs no container for other stages.
     monkeypatch.setattr(Buildah, "run", None)
     monkeypatch.setattr(Buildah, "ensure_image", None)
     with pytest.raises(UnsupportedError) as again:
@@ -105,7 +105,7 @@ def test_what_a_base_lacks_is_told_at_once_and_asked_once(
     ownbase.check(request, stages("base"))
 
 
-def test_a_base_without_a_shell(base: Based, own: tuple[Layout, str], tmp_path: Path) -> None:
+def test_base_without_a_shell_is_refused(base: Based, own: tuple[Layout, str], tmp_path: Path) -> None:
     layout, _ = own
     raw = tmp_path / "layer.tar"
     with tarfile.open(raw, "w") as tar:

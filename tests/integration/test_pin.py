@@ -1,8 +1,8 @@
-"""From a pin to `COPY --from`: LLVM at the commit in llvm-hash.txt, fetched by git, built, published and copied.
+"""LLVM at the commit in llvm-hash.txt is fetched by git, built, published and copied by `COPY --from`.
 
-No git host can be reached by the tests, so a server on loopback gives a project of one program, or a whole LLVM's tree,
-under a commit of its own. That is LLVM 22.1.8, or what TOOLCHAIN_TEST_LLVM names, as 19.1.7=3.1. It must have been
-fetched; its compiler cache is shared.
+The tests can reach no git host, so a server on loopback serves a project of one program, or the tree of a whole LLVM,
+under a commit of its own. The whole LLVM is 22.1.8, or the version in TOOLCHAIN_TEST_LLVM, such as 19.1.7=3.1. Its
+source must have been fetched; its compiler cache is shared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.registry]
 
 @dataclass(frozen=True)
 class Pinned:
-    """A folder with nothing but a pin, and the git host that has its commit."""
+    """A folder that contains only a pin, and the git host that has its commit."""
 
     folder: Path
     commit: str
@@ -37,24 +37,24 @@ class Pinned:
     asked: list[str]
 
     def call(self, *words: str) -> Said:
-        """The tool in that folder, sent to that host."""
+        """Run the tool in the folder, with the git host as the mirror of github.com."""
         mirror = {"TOOLCHAIN_MIRROR": f"https://github.com/={self.url}/"}
         return toolchain(*words, cwd=self.folder, env=mirror)
 
 
 @pytest.fixture
 def pinned(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pinned]:
-    """The tree of the parameter `tree` as a commit of `llvm/llvm-project`."""
+    """Serve the small or the whole tree as a commit of `llvm/llvm-project`, and yield the pin."""
     tree = small_tree(tmp_path) if request.param == "small" else whole_tree(request)
     hosted = tmp_path / "host"
     repository = hosted / "llvm" / "llvm-project"
     repository.mkdir(parents=True)
     git(repository, "init", "--quiet", "--bare")
-    # The same bytes whatever LLVM's own attributes say of line ends.
+    # The attributes keep the bytes, because LLVM's own attributes may convert line ends.
     (repository / "info/attributes").write_text("* -text -ident -filter\n")
     git(repository, "--work-tree", str(tree), "-c", "core.compression=1", "add", "--all", "--force")
     commit = git(repository, "commit-tree", git(repository, "write-tree"), "-m", "A pin")
-    # In one pack already: what is made while a client waits may take longer than it waits for.
+    # The pack is made in advance, because a client may time out while the server makes it.
     git(repository, "update-ref", "refs/heads/main", commit)
     git(repository, "repack", "-q", "-a", "-d", "--window=0")
     folder = tmp_path / "triton"
@@ -68,7 +68,7 @@ def pinned(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pinned]:
 
 
 def small_tree(folder: Path) -> Path:
-    """A project of one program, with what recipes and licences look for in an LLVM."""
+    """Make a project of one program, with the license files of LLVM's projects."""
     tree = hostile_llvm(folder / "a tree", says=f"pinned {os.getpid()}")
     for project in ("llvm", "mlir", "lld"):
         (tree / project / "LICENSE.TXT").write_text(f"licence of {project}\n")
@@ -76,13 +76,13 @@ def small_tree(folder: Path) -> Path:
 
 
 def whole_version() -> tuple[str, str]:
-    """The line of LLVM that is built whole, and its version."""
+    """Return the major version and the version of the LLVM that is built whole."""
     version = os.environ.get("TOOLCHAIN_TEST_LLVM", "22.1.8").partition("=")[0]
     return version.partition(".")[0], version
 
 
 def whole_tree(request: pytest.FixtureRequest) -> Path:
-    """The distribution's LLVM, fetched before: what the quickstart built from, or what was requested."""
+    """Return the folder of the distribution's LLVM, which the quickstart or an earlier build fetched."""
     major, version = whole_version()
     if "TOOLCHAIN_TEST_LLVM" not in os.environ:
         assert request.getfixturevalue("quickstart").said.code == 0
@@ -92,7 +92,7 @@ def whole_tree(request: pytest.FixtureRequest) -> Path:
 
 
 def copied(dest: str, image: str, prefix: str, folder: Path) -> Path:
-    """What a Containerfile of a stranger's copies out of a published image, by plain buildah."""
+    """Copy a prefix out of a published image by a Containerfile and plain buildah, and return its folder."""
     folder.mkdir()
     (folder / "Containerfile").write_text(f"FROM scratch\nCOPY --from={dest}/{image}:latest {prefix} {prefix}\n")
     run = Path("/run") / f"tc-pin-{os.getpid()}"
@@ -121,7 +121,7 @@ def copied(dest: str, image: str, prefix: str, folder: Path) -> Path:
     ],
     indirect=["pinned"],
 )
-def test_a_pin_becomes_an_image_that_others_copy_from(
+def test_pinned_llvm_is_built_published_and_copied(
     pinned: Pinned, registry_host: str, tmp_path: Path, only: str, stem: str, files: tuple[str, ...]
 ) -> None:
     short, dest = pinned.commit[:8], f"{registry_host}/pins"

@@ -1,4 +1,4 @@
-"""A portable layer inside old and new systems: compiled there by each one's own compilers, linked by both linkers."""
+"""A portable layer in old and new systems: programs on it are compiled by their own compilers and both linkers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SPEC = "distro:llvm-toolchain-22"
 OPTIONS = ("--source", f"llvm={SPEC}", "--only", "support")
 IMAGE = "llvm-triton-support-22.1.8"
 PREFIX = "/usr/lib64/llvm-triton-22.1.8"
-# Linked on Debian 13 by a compiler that knows no older glibc.
+# The function calls __isoc23_strtol, as code does that was compiled with glibc 2.38 or newer.
 PLANTED = 'long __isoc23_strtol(const char *, char **, int); long planted(void) { return __isoc23_strtol("1", 0, 10); }'
 CHECKS = ["libraries", "headers", "paths", "symbols", "support"]
-# The layer is read-only. LLVM's own headers are beside it, since this part of LLVM has few.
+# /tmp/farm is a copy, because the layer is read-only. /llvm has LLVM's own headers, because this part has few.
 SCRIPT = f"""
 check() {{ PART=support LIBRARIES="LLVMDemangle;LLVMSupport" SYSTEM=/ sh /contract/check.sh "$1"; }}
 CC=gcc CXX=g++ LINKER=bfd check {PREFIX} | sed "s/^/bfd g++ /"
@@ -50,7 +50,7 @@ done
 
 @dataclass(frozen=True)
 class Part:
-    """The smallest real layer, as it is published and as it is unpacked."""
+    """The smallest real layer, published and unpacked, and the headers of LLVM's source."""
 
     out: Path
     manifest: str
@@ -60,7 +60,7 @@ class Part:
 
 @pytest.fixture(scope="module")
 def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
-    """LLVMSupport alone; a minute if nothing of it is here yet."""
+    """Build, publish and unpack LLVMSupport alone, which takes a minute if the cache has nothing of it."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
     folder = tmp_path_factory.mktemp("portable")
@@ -77,9 +77,11 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
     return Part(folder / "out", manifest.digest, folder / "layer" / PREFIX.lstrip("/"), source.path / "llvm")
 
 
-# The oldest. Newer ones take longer, and are for the whole layer's test too.
+# Newer systems are marked `full`, because they take longer, and the test of the whole layer covers them too.
 @pytest.mark.parametrize("release", ["11", *(pytest.param(newer, marks=pytest.mark.full) for newer in ("12", "13"))])
-def test_a_program_on_it_is_compiled_linked_and_run(part: Part, engine: Buildah, release: str, tmp_path: Path) -> None:
+def test_program_on_the_layer_is_compiled_linked_and_run(
+    part: Part, engine: Buildah, release: str, tmp_path: Path
+) -> None:
     system = a_system(engine, release, tmp_path)
     layer = engine.ensure_image("portable", part.out, part.manifest)
     dockerfile = TOP / "examples" / f"debian{release}" / "Dockerfile"
@@ -99,11 +101,11 @@ def test_a_program_on_it_is_compiled_linked_and_run(part: Part, engine: Buildah,
     engine.forget_image("localhost/consumer")
     engine.forget_image(system)
     passed = re.findall(r"^(\S+) (\S+) @contract (\S+) ok", out, re.MULTILINE)
-    # The other two pairs were linked by the Dockerfile.
+    # The script checks only two pairs, because the Dockerfile linked with all four.
     wanted = [(*pair, name) for pair in (("bfd", "g++"), ("lld", "clang++")) for name in CHECKS]
     assert passed == wanted, out
     lines = dict(line.split(": ", 1) for line in out.splitlines() if ": " in line)
-    # glibc 2.38 has it: Debian 13 does, and a layer that wants it is no longer for the others.
+    # glibc 2.38 introduced __isoc23_strtol, so Debian 13 has it, and a layer that needs it does not work on the others.
     if release == "13":
         assert re.fullmatch(r"\d+ symbols of 3 libraries and programs", lines["planted"])
     else:

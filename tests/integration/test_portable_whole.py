@@ -1,7 +1,7 @@
-"""The whole portable layer inside Debian 11, 12 and 13: the contract check by each one's compilers and both linkers.
+"""The whole portable layer in Debian 11, 12 and 13: the contract check passes with their compilers and both linkers.
 
-Marked `full`: run after `toolchain build llvm --source llvm=distro:llvm-toolchain-22` on the same cache, or on that of
-another LLVM, which TOOLCHAIN_TEST_LLVM names with the Triton whose parts it has, as 19.1.7=3.1.
+The test is marked `full`: run it after `toolchain build llvm --source llvm=distro:llvm-toolchain-22` with the same
+cache. TOOLCHAIN_TEST_LLVM names another LLVM in the cache, and the Triton whose parts it has, such as 19.1.7=3.1.
 """
 
 # ruff: noqa: T201
@@ -35,7 +35,7 @@ LINKERS = ("bfd", "lld")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
-    """The layout that it is published to, its manifest, and the prefix as it is unpacked."""
+    """Publish and unpack the layer, and return the layout, the manifest's digest and the prefix."""
     found = find_image(Cache(default_cache()), IMAGE)
     if not found:
         pytest.skip(f"NOT BUILT: {default_cache()} has no {IMAGE}; run toolchain build llvm")
@@ -49,7 +49,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
 
 
 @pytest.mark.parametrize("release", SUITES)
-def test_the_contract_holds_in_it(whole: tuple[Path, str, Path], engine: Buildah, release: str, tmp_path: Path) -> None:
+def test_contract_holds_in_each_debian(
+    whole: tuple[Path, str, Path], engine: Buildah, release: str, tmp_path: Path
+) -> None:
     out, manifest, prefix = whole
     system = a_system(engine, release, tmp_path)
     layer = engine.ensure_image("whole", out, manifest)

@@ -34,7 +34,7 @@ target_compile_options(Options PRIVATE -fno-exceptions -fno-rtti)
 """,
 }
 SOURCES = ("lib/Target/one.cpp", "lib/Sources/two.cpp", "lib/Sources/three.c", "lib/Options/four.cpp")
-# pch-launcher.sh lists in /build/pch-fallbacks what clang refused to compile with the precompiled header.
+# pch-launcher.sh lists in /build/pch-fallbacks the sources that clang refused to compile with the precompiled header.
 BUILD = """
 cmake -G Ninja -S /src/llvm -B /build -DCMAKE_PROJECT_LLVM_INCLUDE=/src/llvm-config/pch.cmake -DTOOLCHAIN_PCH=ON \\
   -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \\

@@ -1,4 +1,4 @@
-"""The main job, small and whole: what ./quickstart makes, and what happens to it afterwards."""
+"""The images that ./quickstart makes, and later calls of the tool on the same cache."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ KERNELS = "flash-attn-kernels-2.8.3.post2-triton-3.7.1-debian13"
 
 
 def layers(layout: Layout, name: str) -> list[Path]:
-    """The layer blobs of the one image behind a tag."""
+    """Return the layer blobs of the only image of a tag."""
     index = layout.resolve(name)
     assert index.media_type == media.INDEX, "published images are always indexes"
     return [layout.blob(d.digest) for d in layout.walk(index) if d.media_type == media.LAYER_GZIP]
 
 
-def test_its_screen_is_short_and_the_rest_is_in_its_log(quickstart: Quickstart) -> None:
+def test_quickstart_prints_little_and_logs_the_rest(quickstart: Quickstart) -> None:
     assert len(f"{quickstart.said.out}{quickstart.said.err}".splitlines()) <= 60
     log = Path(f"{quickstart.out}.log").read_text(encoding="utf-8")
     assert "COPY --from" in log
     assert "COPY --from" not in quickstart.said.out
 
 
-def test_the_code_objects_are_what_they_must_be(quickstart: Quickstart, tmp_path: Path) -> None:
+def test_code_objects_match_their_targets_and_kernels(quickstart: Quickstart, tmp_path: Path) -> None:
     (blob,) = layers(Layout(quickstart.out), KERNELS)
     with tarfile.open(blob) as tar:
         tar.extractall(tmp_path, filter="data")
@@ -66,8 +66,8 @@ def test_the_code_objects_are_what_they_must_be(quickstart: Quickstart, tmp_path
         assert any("fwd" in name for name in names), gpu
 
 
-def test_the_rows_of_v_are_an_argument_of_attn_fwd(quickstart: Quickstart) -> None:
-    """A stride of rows that was compiled in as 1 would read one number in place of a row."""
+def test_row_stride_of_v_is_an_argument_of_attn_fwd(quickstart: Quickstart) -> None:
+    """If the stride of rows were the constant 1, the kernel would read one number instead of a row."""
     trees = Cache(default_cache()).store / "trees"
     module = next(trees.glob("*/flash_attn/flash_attn_triton_amd/fwd_prefill.py"))
     data = Path(__file__).parents[2] / "aotriton" / "flash-attn.toml"
@@ -89,8 +89,8 @@ def test_the_llvm_layer_is_one_prefix_with_licences(quickstart: Quickstart) -> N
     assert {(m.uid, m.gid, m.mtime) for m in members.values()} == {(0, 0, 1767225600)}
 
 
-def test_nothing_changed_means_no_engine(quickstart: Quickstart, tmp_path: Path) -> None:
-    # A PATH without any engine: a build that starts one fails.
+def test_unchanged_build_starts_no_engine(quickstart: Quickstart, tmp_path: Path) -> None:
+    # This PATH contains no engine, so a build that starts one fails.
     for program in ("python3", "git", "apt-get", "apt-config", "dpkg"):
         found = shutil.which(program)
         if found:
@@ -103,8 +103,7 @@ def test_nothing_changed_means_no_engine(quickstart: Quickstart, tmp_path: Path)
     assert [stage["reused"] for stage in said.json["stages"]] == [True] * 5
 
 
-def test_kill_9_and_resume(quickstart: Quickstart) -> None:
-    """A campaign killed in the middle continues; nothing that was compiled is compiled again."""
+def test_killed_campaign_resumes_without_repeated_work(quickstart: Quickstart) -> None:
     words = [
         "kernels", "run", *WHEEL, "--gpu", "gfx90a", "--select", "*fwd*", *quickstart.allow, "--jobs", "1",
     ]  # fmt: skip
@@ -112,7 +111,7 @@ def test_kill_9_and_resume(quickstart: Quickstart) -> None:
     _forget(cache, "gfx90a", "*fwd*")
     planned = toolchain("plan", "kernels", *WHEEL, "--gpu", "gfx90a", "--select", "*fwd*", "--json").json["stages"][-1]
     work = cache / "work" / f"kernels-{planned['input_digest'].removeprefix('sha256:')[:12]}"
-    shutil.rmtree(work, ignore_errors=True)  # of a run that was broken off
+    shutil.rmtree(work, ignore_errors=True)  # an interrupted run may have left it
     child = subprocess.Popen(
         [sys.executable, "-m", "toolchain", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -156,8 +155,7 @@ def test_kill_9_and_resume(quickstart: Quickstart) -> None:
 
 
 @pytest.mark.nightly
-def test_two_at_once(quickstart: Quickstart) -> None:
-    """The second waits, says for whom, and builds nothing."""
+def test_second_build_waits_for_the_first_and_reuses_it(quickstart: Quickstart) -> None:
     words = [
         "kernels", "run", *WHEEL, "--gpu", "gfx950", "--select", "_bwd_preprocess*", *quickstart.allow, "--json",
     ]  # fmt: skip
@@ -166,8 +164,9 @@ def test_two_at_once(quickstart: Quickstart) -> None:
     with contextlib.ExitStack() as started:
         builder = _start(words)
         started.callback(builder.kill)
-        _read_until(builder, "; full log: ")  # it holds the stage
-        builder.send_signal(signal.SIGSTOP)  # a busy machine may start the second one after the first one's end
+        _read_until(builder, "; full log: ")  # the builder has locked the stage by now
+        # The builder is stopped, because it could end before a busy machine starts the waiter.
+        builder.send_signal(signal.SIGSTOP)
         waiter = _start(words)
         started.callback(waiter.kill)
         _read_until(waiter, f"waiting for pid {builder.pid}")
@@ -178,14 +177,14 @@ def test_two_at_once(quickstart: Quickstart) -> None:
 
 
 def _start(words: Sequence[str]) -> subprocess.Popen[str]:
-    """The tool with these words, beside the test."""
+    """Start the tool with these words, and return its process."""
     return subprocess.Popen(
         [sys.executable, "-m", "toolchain", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 def _read_until(child: subprocess.Popen[str], text: str) -> None:
-    """Read what it says until a line has the text; it must say it before its end."""
+    """Read a process's standard error until a line has the text; fail if the process ends before."""
     assert child.stderr is not None
     said = []
     for line in child.stderr:
@@ -207,7 +206,7 @@ def _forget(cache: Path, gpu: str, select: str) -> None:
 
 
 def _processes_below(work: Path) -> list[str]:
-    """Command lines of living processes that name the work folder."""
+    """Return the command lines of running processes that name the work folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -221,7 +220,7 @@ def _processes_below(work: Path) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_thirty_kernels_come_out_the_same_under_other_conditions(quickstart: Quickstart) -> None:
+def test_thirty_kernels_are_reproducible_under_varied_conditions(quickstart: Quickstart) -> None:
     if shutil.which("faketime") is None:
         pytest.skip("NO FAKETIME: the clock cannot be changed (apt-get install faketime)")
     first = toolchain("kernels", "run", *quickstart.options, "--gpu", "gfx942", *quickstart.allow, "--json")
@@ -234,7 +233,7 @@ def test_thirty_kernels_come_out_the_same_under_other_conditions(quickstart: Qui
     assert again.json["blobs"][0] == again.json["blobs"][1]
 
 
-def test_a_process_takes_its_memory_from_the_base_s_allocator(base: tuple[Buildah, str]) -> None:
+def test_base_allocator_is_loaded_only_if_preloaded(base: tuple[Buildah, str]) -> None:
     engine, image = base
     library = base_recipe("debian13").allocator
     ask = ["python3", "-c", "print(open('/proc/self/maps').read())"]

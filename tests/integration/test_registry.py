@@ -28,7 +28,7 @@ from toolchain.oci.registry import Registry
 pytestmark = pytest.mark.registry
 
 
-def test_an_index_goes_there_and_comes_back(
+def test_index_is_published_and_fetched_unchanged(
     registry_host: str, repository: str, layout: Layout, fresh: Layout, tmp_path: Path
 ) -> None:
     index = small_index(layout, tmp_path, size=SIZE)
@@ -52,7 +52,7 @@ def test_an_index_goes_there_and_comes_back(
     }
 
 
-def test_children_come_first_and_the_index_last(
+def test_children_are_pushed_before_the_index(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path
 ) -> None:
     index = small_index(layout, tmp_path, size=1000)
@@ -63,7 +63,7 @@ def test_children_come_first_and_the_index_last(
     assert kinds == ["blob", "blob", images[0], "blob", "blob", images[1], index.digest, "t"]
 
 
-def test_an_index_whose_child_is_refused_is_not_published(
+def test_index_with_a_refused_child_is_not_published(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path
 ) -> None:
     index = small_index(layout, tmp_path, size=1000)
@@ -77,10 +77,10 @@ def test_an_index_whose_child_is_refused_is_not_published(
     assert tags(registry, repository) == []
 
 
-def test_a_manifest_refused_while_another_publisher_writes_is_sent_again(
+def test_manifest_refused_while_another_publisher_writes_is_sent_again(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path
 ) -> None:
-    """docker-registry says 400 DIGEST_INVALID while another publisher writes the link of one of its blobs."""
+    """docker-registry answers 400 DIGEST_INVALID while another publisher writes the link of one of the blobs."""
     index = small_index(layout, tmp_path, size=1000)
     proxy.faults.append(Fault("status", "PUT", "/manifests/", times=2, status=400))
     registry = connect()
@@ -89,7 +89,7 @@ def test_a_manifest_refused_while_another_publisher_writes_is_sent_again(
     assert registry.get_manifest(repository, "t") == (index, layout.read(index))
 
 
-def test_a_manifest_that_stays_refused_is_told_soon(
+def test_permanently_refused_manifest_fails_after_four_requests(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path
 ) -> None:
     index = small_index(layout, tmp_path, size=1000)
@@ -101,7 +101,7 @@ def test_a_manifest_that_stays_refused_is_told_soon(
 
 
 @pytest.mark.parametrize(("status", "method"), [(500, "HEAD"), (429, "POST"), (503, "PATCH"), (504, "PUT")])
-def test_a_push_survives_a_passing_failure_and_sends_nothing_twice(
+def test_push_survives_a_temporary_failure_and_sends_no_byte_twice(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, status: int, method: str
 ) -> None:
     blob, path = some_blob(layout)
@@ -111,7 +111,7 @@ def test_a_push_survives_a_passing_failure_and_sends_nothing_twice(
     assert proxy.faults[0].hits == 2
     assert registry.traffic.repeated >= 2
     assert registry.blob_size(repository, blob.digest) == SIZE
-    # What the registry took, it took once: the upload went on where it was.
+    # The registry received each byte once, because the upload resumed where it had stopped.
     assert sum(seen.body for seen in proxy.seen) == SIZE
 
 
@@ -127,7 +127,7 @@ def test_a_push_survives_a_passing_failure_and_sends_nothing_twice(
     ],
     ids=lambda fault: f"{fault.kind}-{fault.method}-{fault.after}",
 )
-def test_a_push_survives_a_broken_connection(
+def test_push_survives_a_broken_connection(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, fault: Fault
 ) -> None:
     blob, path = some_blob(layout)
@@ -138,7 +138,7 @@ def test_a_push_survives_a_broken_connection(
     assert registry.pull_blob(repository, blob, fresh) == SIZE
     assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
     if (fault.kind, fault.method) == ("lose-answer", "PUT"):
-        # Only the answer was lost: it is there, and nothing is sent again.
+        # Only the answer was lost, so the registry has the blob, and nothing is sent again.
         assert sum(seen.body for seen in proxy.seen) == SIZE
 
 
@@ -147,12 +147,12 @@ def test_a_push_survives_a_broken_connection(
     [Fault("stall", "PATCH", skip=1, after=10_000), Fault("stall", "GET", "/blobs/sha256", after=100_000)],
     ids=["push", "pull"],
 )
-def test_a_registry_that_falls_silent_is_asked_again(
+def test_stalled_request_is_repeated(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, fault: Fault
 ) -> None:
     blob, path = some_blob(layout)
     proxy.faults.append(fault)
-    # A busy registry may be as late as the proxy, and each answer that is late needs an attempt more.
+    # A busy registry may also exceed the timeout, and each late answer needs one more attempt.
     registry = connect(attempts=20, timeout=(1.5, 1.5))
     assert registry.push_blob(repository, blob, path) == SIZE
     assert registry.pull_blob(repository, blob, fresh) == SIZE
@@ -160,10 +160,10 @@ def test_a_registry_that_falls_silent_is_asked_again(
     assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
 
 
-def test_silence_that_stays_is_told_soon(
+def test_persistent_failure_is_reported_after_few_requests(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seconds, not hours: each question is asked `attempts` times more, and no one asks all of that again."""
+    """The error comes after seconds, not hours, because only one level of the code repeats a request."""
     blob, path = some_blob(layout)
     connect().push_blob(repository, blob, path)
     registry = connect(attempts=2, timeout=(60.0, 300.0))
@@ -175,7 +175,7 @@ def test_silence_that_stays_is_told_soon(
         with pytest.raises(UnreachableError):
             ask()
         assert proxy.faults[0].hits == 3
-    # As long as a busy machine needs for an answer; where none comes at all, no machine is fast enough.
+    # A busy machine answers within two seconds; the stalled answer never comes.
     monkeypatch.setattr("toolchain.oci.transport.QUESTION", 2.0)
     proxy.faults[:] = [Fault("stall", "GET", "blobs", times=-1)]
     with pytest.raises(UnreachableError):
@@ -184,10 +184,10 @@ def test_silence_that_stays_is_told_soon(
     assert leftovers(fresh) == []
 
 
-def test_a_registry_that_keeps_nothing_ends_with_an_error(
+def test_push_to_a_registry_that_stores_nothing_fails(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
 ) -> None:
-    """It takes each piece, and says each time that nothing came."""
+    """The registry accepts each chunk, and answers that it has received nothing."""
     blob, path = some_blob(layout)
     proxy.faults.append(Fault("header", "PATCH", times=50, headers={"Range": "0-0"}))
     proxy.faults.append(Fault("header", "GET", "/uploads/", times=-1, headers={"Range": "0-0"}))
@@ -196,7 +196,7 @@ def test_a_registry_that_keeps_nothing_ends_with_an_error(
     assert 0 < proxy.faults[0].hits < 10
 
 
-def test_a_damaged_file_is_told_and_not_sent_again_and_again(
+def test_damaged_blob_is_refused_without_a_second_upload(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
 ) -> None:
     blob, path = some_blob(layout)
@@ -206,7 +206,7 @@ def test_a_damaged_file_is_told_and_not_sent_again_and_again(
     assert sum(seen.method == "POST" for seen in proxy.seen) == 1
 
 
-def test_a_bit_that_flips_on_the_way_up_is_noticed(
+def test_upload_refused_for_its_digest_is_repeated(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
 ) -> None:
     blob, path = some_blob(layout)
@@ -216,7 +216,7 @@ def test_a_bit_that_flips_on_the_way_up_is_noticed(
     assert sum(seen.method == "POST" for seen in proxy.seen) == 2
 
 
-def test_manifests_are_compared(
+def test_changed_manifests_are_detected(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, tmp_path: Path
 ) -> None:
     index = small_index(layout, tmp_path, size=100)
@@ -240,7 +240,7 @@ def test_manifests_are_compared(
     assert not fresh.has(index.digest)
 
 
-def test_a_large_blob_needs_no_memory(registry_host: str, repository: str, layout: Layout, fresh: Layout) -> None:
+def test_large_blob_is_not_held_in_memory(registry_host: str, repository: str, layout: Layout, fresh: Layout) -> None:
     blob, path = some_blob(layout, 24 << 20)
     with Registry(registry_host, chunk=8 << 20) as registry:
         tracemalloc.start()
@@ -261,7 +261,7 @@ def test_skopeo_reads_the_layout_and_the_registry(
     index = small_index(layout, tmp_path, size=1000, how="zstd")
     layout.tag(index, "latest")
     config = layout.read_json(layout.children(layout.children(index)[0])[0])
-    (tmp_path / "link").symlink_to(layout.root)  # skopeo's own syntax has no room for the space in the name
+    (tmp_path / "link").symlink_to(layout.root)  # skopeo's syntax allows no space in the layout's name
     said = process.run(["skopeo", "inspect", "--raw", f"oci:{tmp_path / 'link'}:latest"], capture=True).stdout
     assert said.encode().rstrip(b"\n") == layout.read(index)
     said = process.run(

@@ -1,4 +1,4 @@
-"""Logins as hosted registries have them: tokens for scopes, in front of a real registry."""
+"""Logins of hosted registries, which give tokens for scopes, imitated in front of a real registry."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def guard_of(proxy: FaultProxy) -> ScopedLogin:
     return proxy.guard
 
 
-def test_a_token_is_asked_for_with_the_scope_of_the_request(
+def test_token_is_requested_with_the_scope_of_the_request(
     proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path]
 ) -> None:
     with Registry(proxy.host, login=LOGIN) as registry:
         assert registry.push_blob(repository, *blob) == SIZE
     guard = guard_of(proxy)
-    # The first question is refused, as no one knows yet who gives tokens; nothing after it is.
+    # The registry refuses only the first request, because its answer names the token service.
     assert len(guard.refused) == 1
     assert guard.refused[0].startswith("HEAD ")
     assert guard.asked == [(f"repository:{repository}:pull",), (f"repository:{repository}:pull,push",)]
 
 
-def test_a_public_image_is_pulled_without_a_login(
+def test_public_image_is_pulled_without_a_login(
     proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path], tmp_path: Path
 ) -> None:
     with Registry(proxy.host, login=LOGIN) as registry:
@@ -75,14 +75,14 @@ def test_a_public_image_is_pulled_without_a_login(
     assert all(seen.body == 0 for seen in proxy.seen if "stranger" in seen.path), "nothing was sent in vain"
 
 
-def test_an_identity_token_is_what_a_login_rests_on(
+def test_identity_token_of_a_login_is_used(
     proxy: FaultProxy,
     repository: str,
     blob: tuple[Descriptor, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As docker keeps it for ACR: an empty password, and the token beside it."""
+    """docker stores a login to ACR as an empty password and an identity token."""
     guard_of(proxy).identity = "identity-of-a-user"
     nobody = base64.b64encode(b"00000000-0000-0000-0000-000000000000:").decode()
     entry = {"auth": nobody, "identitytoken": "identity-of-a-user"}
@@ -96,7 +96,7 @@ def test_an_identity_token_is_what_a_login_rests_on(
 
 
 @pytest.mark.parametrize("says", [True, False], ids=["told", "as specified"])
-def test_a_token_that_ran_out_is_renewed_before_anything_is_sent_with_it(
+def test_expired_token_is_renewed_before_the_next_request(
     proxy: FaultProxy,
     repository: str,
     blob: tuple[Descriptor, Path],
@@ -126,7 +126,7 @@ def test_a_token_that_ran_out_is_renewed_before_anything_is_sent_with_it(
         'Bearer scope="{scope} repository:another:pull" , realm="{realm}"',
     ],
 )
-def test_challenges_are_read_however_they_are_written(
+def test_challenge_is_parsed_in_each_form(
     proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path], challenge: str
 ) -> None:
     guard_of(proxy).challenge = challenge

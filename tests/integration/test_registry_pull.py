@@ -26,7 +26,7 @@ pytestmark = pytest.mark.registry
 
 
 @pytest.mark.parametrize(("kind", "after"), [("truncate", 100_000), ("reset", 0), ("status", 0)])
-def test_a_pull_goes_on_after_a_break(
+def test_pull_survives_a_temporary_failure(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, kind: str, after: int
 ) -> None:
     blob, path = some_blob(layout, 3_000_000)
@@ -42,7 +42,7 @@ def test_a_pull_goes_on_after_a_break(
     assert registry.pull_blob(repository, blob, fresh) == blob.size, "it decayed where it lay"
 
 
-def test_a_pull_resumes_and_does_not_begin_again(
+def test_resumed_pull_requests_only_the_rest(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
 ) -> None:
     blob, path = some_blob(layout, 5_000_000)
@@ -58,7 +58,7 @@ def test_a_pull_resumes_and_does_not_begin_again(
     assert int(ranges[1].removeprefix("bytes=").rstrip("-")) >= 2_000_000
 
 
-def test_a_flipped_bit_is_fetched_again_and_never_kept(
+def test_blob_with_a_flipped_bit_is_fetched_again_and_not_kept(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
 ) -> None:
     blob, path = some_blob(layout)
@@ -74,7 +74,7 @@ def test_a_flipped_bit_is_fetched_again_and_never_kept(
     assert fresh.blob(blob.digest).read_bytes() == path.read_bytes()
 
 
-def test_a_pull_that_keeps_breaking_keeps_nothing(
+def test_failed_pull_leaves_no_file(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
 ) -> None:
     blob, path = some_blob(layout)
@@ -89,8 +89,8 @@ def test_a_pull_that_keeps_breaking_keeps_nothing(
     assert leftovers(fresh) == []
 
 
-def test_a_pull_that_never_gets_further_ends(proxy: FaultProxy, layout: Layout, fresh: Layout) -> None:
-    """A registry without ranges, whose connection breaks at the same place each time."""
+def test_pull_without_progress_fails(proxy: FaultProxy, layout: Layout, fresh: Layout) -> None:
+    """The registry ignores ranges, and its connection breaks at the same place each time."""
     blob, path = some_blob(layout, 3_000_000)
     with fake_registry() as server, fault_proxy(server.host) as breaking:
         server.blobs[blob.digest] = path.read_bytes()
@@ -101,7 +101,7 @@ def test_a_pull_that_never_gets_further_ends(proxy: FaultProxy, layout: Layout, 
     assert leftovers(fresh) == []
 
 
-def test_a_blob_longer_than_promised_is_cut_off(
+def test_blob_longer_than_its_descriptor_is_cut_off(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout
 ) -> None:
     blob, path = some_blob(layout, 5_000_000)
@@ -114,7 +114,7 @@ def test_a_blob_longer_than_promised_is_cut_off(
     assert leftovers(fresh) == []
 
 
-def test_no_room_is_no_network_failure(
+def test_full_disk_is_reported_as_a_write_error(
     connect: Connect, repository: str, layout: Layout, fresh: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blob, path = some_blob(layout)

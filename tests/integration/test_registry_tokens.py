@@ -26,7 +26,7 @@ from toolchain.oci.registry import Registry
 pytestmark = pytest.mark.registry
 
 
-def test_a_token_that_expires_in_the_middle_is_renewed(
+def test_token_that_expires_during_an_upload_is_renewed(
     registry_host: str, repository: str, layout: Layout, fresh: Layout, tmp_path: Path
 ) -> None:
     index = small_index(layout, tmp_path, size=SIZE)
@@ -51,7 +51,7 @@ def docker_login(folder: Path, host: str, login: str) -> None:
 
 
 @pytest.mark.parametrize("uses", [0, 1000], ids=["basic", "bearer"])
-def test_a_login_made_with_oras_is_used(
+def test_login_made_with_oras_is_used(
     registry_host: str, repository: str, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: int
 ) -> None:
     blob, path = some_blob(layout)
@@ -73,11 +73,11 @@ def test_a_login_made_with_oras_is_used(
 
 
 @pytest.mark.parametrize("uses", [0, 2], ids=["basic", "bearer"])
-def test_no_secret_is_shown(
+def test_no_secret_is_logged_or_reported(
     registry_host: str, repository: str, layout: Layout, caplog: pytest.LogCaptureFixture, uses: int
 ) -> None:
     blob, path = some_blob(layout)
-    # Verbs that ran in this process before may have made other loggers silent.
+    # The levels are set, because verbs that ran in this process before may have silenced these loggers.
     for name in ("", "toolchain", "urllib3"):
         caplog.set_level(logging.DEBUG, logger=name or None)
     texts = []

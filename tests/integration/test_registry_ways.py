@@ -1,4 +1,4 @@
-"""What registries do to uploads, each imitated in front of a real one: an image goes there and comes back."""
+"""Uploads to registries of many kinds, each imitated in front of a real one: an image is published and fetched."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Image:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Image]:
-    """An image with a layer over the 64 MiB of a chunk, and smaller ones."""
+    """Return an image whose layer is over the 64 MiB of a chunk, and smaller ones, by the size of the layer."""
     made = {}
     for size in (LARGE, MEDIUM, SMALL):
         folder = tmp_path_factory.mktemp("image")
@@ -55,7 +55,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Image]:
 
 
 def uploads(proxy: FaultProxy) -> str:
-    """The requests of all uploads: verbs, refusals with their status, repetitions counted."""
+    """Return the methods of all upload requests, with the status of refusals and a count of repetitions."""
     said = [
         seen.method + (f":{seen.status}" if seen.status >= 400 else "")
         for seen in proxy.seen
@@ -66,22 +66,22 @@ def uploads(proxy: FaultProxy) -> str:
 
 
 def arrived(proxy: FaultProxy) -> int:
-    """Bytes of blobs that went through."""
+    """Return the number of bytes in all upload requests."""
     return sum(seen.body for seen in proxy.seen if "/blobs/uploads/" in seen.path)
 
 
 def blobs(image: Image) -> int:
-    """Bytes of its blobs."""
+    """Return the number of bytes in the image's blobs."""
     return sum(item.size for item in image.layout.walk(image.index) if item.media_type not in media.MANIFESTS)
 
 
 def repository(registry: Registry) -> str:
-    """A name that no one used, with as many parts as the registry can have."""
+    """Return an unused name of a repository, which has three parts unless the registry allows only two."""
     return f"ns/{'' if registry.rules.most_parts == 2 else 'more/'}way-{next(_NUMBERS)}"
 
 
 def login_of(proxy: FaultProxy) -> str:
-    """The login that the proxy asks for; empty if it asks for none."""
+    """Return the login that the proxy requires, or an empty string."""
     return base64.b64encode(proxy.guard.login.encode()).decode() if proxy.guard is not None else ""
 
 
@@ -94,7 +94,7 @@ def there_and_back(image: Image, registry: Registry, folder: Path) -> None:
     assert verify_layout(fresh, image.index) == []
 
 
-# The config, the first blob, is small; what follows is about the layer. No one waits, no one repeats what was taken.
+# The config, the first blob, is small. The rows list the requests for the layer; none repeats bytes that were accepted.
 _CONFIG = "POST PUT "
 _WAYS = {
     "GHCR": (LARGE, Manners(patch_limit=4 * MIB), "ghcr.io", None, "POST PUT"),
@@ -129,7 +129,7 @@ _WAYS = {
 
 
 @pytest.mark.parametrize(("size", "manners", "host", "chunk", "way"), _WAYS.values(), ids=_WAYS)
-def test_a_registry_is_given_blobs_as_it_takes_them(
+def test_blobs_are_uploaded_by_requests_that_the_registry_accepts(
     registry_host: str,
     images: dict[int, Image],
     tmp_path: Path,
@@ -149,7 +149,7 @@ def test_a_registry_is_given_blobs_as_it_takes_them(
         there_and_back(images[size], registry, tmp_path)
         first = "POST PUT:405 POST PATCH PUT " if manners.no_whole else _CONFIG
         assert uploads(proxy) == first + way
-        # A refusal of the way costs no attempt and no wait; Docker Hub asks for a wait.
+        # Another kind of request costs no attempt and no wait; only Docker Hub, which answers 429, requires waits.
         assert registry.traffic.repeated == manners.too_many
         if proxy.guard is not None:
             assert len(proxy.guard.refused) == 1, "the first question alone goes without a token"
@@ -162,10 +162,10 @@ def _written(proxy: FaultProxy) -> set[str]:
     return {seen.path.removeprefix("/v2/").partition("/blobs/")[0] for seen in proxy.seen if seen.method == "POST"}
 
 
-def test_a_token_service_at_another_host_gets_the_login_and_the_registry_the_token(
+def test_token_service_gets_the_login_and_the_registry_gets_the_token(
     registry_host: str, images: dict[int, Image]
 ) -> None:
-    """As GitLab has it: the registry is one host, and who knows its users another."""
+    """GitLab's token service is on another host than its registry."""
     image = images[SMALL]
     with (
         fault_proxy(registry_host, manners=GITLAB) as proxy,
@@ -178,13 +178,15 @@ def test_a_token_service_at_another_host_gets_the_login_and_the_registry_the_tok
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])
-def test_a_limit_that_no_chunk_keeps_is_told(registry_host: str, images: dict[int, Image], *, hangs_up: bool) -> None:
+def test_upload_over_the_limit_without_chunks_fails(
+    registry_host: str, images: dict[int, Image], *, hangs_up: bool
+) -> None:
     image = images[SMALL]
     manners = Manners(limit=1000, no_chunks=501, hangs_up=hangs_up)
     with (
         fault_proxy(registry_host, manners=manners) as proxy,
         Registry(proxy.host, login="", attempts=2, backoff=0.01) as registry,
-        # Who hangs up may be heard, or not.
+        # The client may not read the answer of a registry that closes the connection.
         pytest.raises(ToolchainError if hangs_up else RegistryError) as caught,
     ):
         registry.push_blob("ns/never", image.layer, image.layout.blob(image.layer.digest))
@@ -192,10 +194,10 @@ def test_a_limit_that_no_chunk_keeps_is_told(registry_host: str, images: dict[in
     assert uploads(proxy).count("P") < 16
 
 
-def test_a_server_that_hangs_up_on_large_requests_gets_small_ones(
+def test_server_that_closes_on_large_requests_gets_small_ones(
     registry_host: str, images: dict[int, Image], tmp_path: Path
 ) -> None:
-    """It says 413 and closes before the body is read: often nothing but a broken connection is seen of that."""
+    """The server answers 413 and closes before it reads the body, so clients often see only a broken connection."""
     manners = Manners(limit=MIB, hangs_up=True)
     with (
         fault_proxy(registry_host, manners=manners) as proxy,
@@ -205,7 +207,7 @@ def test_a_server_that_hangs_up_on_large_requests_gets_small_ones(
         assert arrived(proxy) == blobs(images[MEDIUM]), "what it took, it took once"
 
 
-def test_a_name_that_is_refused_is_told_and_not_sent_another_way(registry_host: str, images: dict[int, Image]) -> None:
+def test_refused_name_is_reported_without_another_upload(registry_host: str, images: dict[int, Image]) -> None:
     image = images[SMALL]
     manners = Manners(no_chunks=400, code="NAME_INVALID")
     with (
@@ -220,15 +222,13 @@ def test_a_name_that_is_refused_is_told_and_not_sent_another_way(registry_host: 
 
 @pytest.fixture
 def broken(registry_host: str) -> Iterator[FaultProxy]:
-    """A registry that no one knows, where the first blob in one piece breaks off after 3 MiB."""
+    """Yield an unknown registry at which the first upload of a layer in one request breaks after 3 MiB."""
     with fault_proxy(registry_host, manners=Manners(keeps=True)) as proxy:
         proxy.faults.append(Fault("reset", "PUT", "/uploads/", skip=1, after=3 * MIB))
         yield proxy
 
 
-def test_one_piece_that_breaks_off_goes_on_where_it_was(
-    broken: FaultProxy, images: dict[int, Image], tmp_path: Path
-) -> None:
+def test_broken_upload_resumes_where_it_stopped(broken: FaultProxy, images: dict[int, Image], tmp_path: Path) -> None:
     with Registry(broken.host, login="", backoff=0.01) as registry:
         there_and_back(images[MEDIUM], registry, tmp_path)
     assert broken.faults[0].hits == 1
@@ -236,7 +236,7 @@ def test_one_piece_that_breaks_off_goes_on_where_it_was(
     assert arrived(broken) == blobs(images[MEDIUM]), "nothing arrived twice"
 
 
-def test_one_piece_that_breaks_off_begins_anew_where_nothing_is_kept(
+def test_broken_upload_restarts_if_the_registry_kept_nothing(
     broken: FaultProxy, images: dict[int, Image], tmp_path: Path
 ) -> None:
     assert broken.desk is not None
@@ -246,7 +246,7 @@ def test_one_piece_that_breaks_off_begins_anew_where_nothing_is_kept(
     assert uploads(broken) == "POST PUT POST PUT GET:404 POST PUT"
 
 
-def test_a_connection_that_breaks_again_and_again_gets_chunks(
+def test_upload_that_breaks_twice_is_sent_in_chunks(
     registry_host: str, images: dict[int, Image], tmp_path: Path
 ) -> None:
     with fault_proxy(registry_host, manners=Manners(no_status=404)) as proxy:
@@ -265,7 +265,7 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("size", "chunk", "way"), [(LARGE, None, "POST PUT"), (MEDIUM, MIB, "POST PATCH*6 PUT")], ids=["one", "chunks"]
 )
-def test_a_second_real_registry_takes_what_is_published(
+def test_crane_registry_stores_a_published_image(
     second: str, images: dict[int, Image], tmp_path: Path, size: int, chunk: int | None, way: str
 ) -> None:
     with fault_proxy(second) as proxy, Registry(proxy.host, login="", chunk=chunk) as registry:
@@ -273,9 +273,9 @@ def test_a_second_real_registry_takes_what_is_published(
         assert uploads(proxy) == _CONFIG + way
 
 
-def test_a_second_real_registry_cannot_go_on_and_gets_the_blob_anew(second: str, tmp_path: Path) -> None:
+def test_crane_registry_cannot_resume_and_gets_the_blob_again(second: str, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "layout").ensure()
-    # An image of its own, since this registry knows a blob in every repository.
+    # The image is the test's own, because this registry shares blobs between repositories.
     image = Image(layout, small_index(layout, tmp_path, size=SMALL, seed=7, arches="amd64", how="none"))
     with fault_proxy(second) as proxy, Registry(proxy.host, login="", backoff=0.01) as registry:
         proxy.faults.append(Fault("reset", "PUT", "/uploads/", skip=1, after=100_000))
@@ -283,9 +283,7 @@ def test_a_second_real_registry_cannot_go_on_and_gets_the_blob_anew(second: str,
         assert uploads(proxy) == "POST PUT POST PUT GET:400 POST PUT"
 
 
-def test_a_second_real_registry_has_its_referrers_under_a_tag(
-    second: str, images: dict[int, Image], tmp_path: Path
-) -> None:
+def test_crane_registry_has_referrers_under_a_tag(second: str, images: dict[int, Image], tmp_path: Path) -> None:
     image = images[SMALL]
     dest = RegistryRef(second, f"ns/referrers-{next(_NUMBERS)}")
     content = image.layout.put_bytes(b"{}", "application/json")

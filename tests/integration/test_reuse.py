@@ -1,4 +1,4 @@
-"""Builds that take a finished image from a real registry, and builds that rather do the work."""
+"""Builds that take a finished image from a real registry, and builds that do the work instead."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ FACTS = {"prefix": "/usr/lib64/thing"}
 
 @pytest.fixture
 def place(registry_host: str, tmp_path: Path) -> RegistryRef:
-    """A namespace that no one used."""
+    """Return an unused namespace of the registry."""
     return RegistryRef(registry_host, f"reuse/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}")
 
 
 def call(cache: Cache, *words: str | Path) -> Said:
-    """Run a verb in this process, because a process of its own for each takes most of the time."""
+    """Run a verb in this process, because to start a process for each verb takes most of the time."""
     env = {"TOOLCHAIN_CACHE": str(cache.root), "COLUMNS": "200"}
     done = CliRunner().invoke(app, [str(word) for word in words], env=env)
     return Said(done.exit_code, done.stdout, done.stderr)
 
 
 class Two:
-    """A machine that has built a base, and one that needs it: nothing is there but the list of the base's packages."""
+    """A machine that has built a base, and one that needs the base and has only the list of its packages."""
 
     def __init__(self, folder: Path, place: RegistryRef) -> None:
         self.place = place
@@ -78,7 +78,7 @@ def two(tmp_path: Path, place: RegistryRef, monkeypatch: pytest.MonkeyPatch) -> 
     return Two(tmp_path, place)
 
 
-def test_taken_from_a_registry(two: Two) -> None:
+def test_signed_base_is_taken_from_a_registry(two: Two) -> None:
     assert two.publish(two.one, "--key", two.key).code == 0
     assert not two.planned_as_reused(), "a plan asks nobody"
     said = two.build("--public-key", f"{two.key}.pub", "--reuse-only")
@@ -88,19 +88,19 @@ def test_taken_from_a_registry(two: Two) -> None:
     assert row["taken_from"].startswith(f"{two.place}/{two.built.planned.image}@sha256:")
     assert row["facts"] == json.loads(json.dumps(dict(two.built.facts)))
     assert two.planned_as_reused()
-    # From now on it is simply there: no one is asked.
+    # The base is in the cache now, so the tool needs no registry.
     dead = f"127.0.0.1:{free_port()}/ns"
     again = two.build("--public-key", f"{two.key}.pub", "--reuse-only", place=dead)
     assert again.code == 0, again.err
     assert "taken_from" not in again.json["stages"][0]
-    # Who passes it on sends nothing: the same image, and the same is said about it.
+    # The other machine sends nothing, because the registry has the same image and the same evidence.
     (passed,) = two.publish(two.other, "--key", two.key).json["published"]
     assert (passed["pushed_bytes"], passed["evidence"]["pushed_bytes"]) == (0, 0)
     ref = f"{two.place}/{two.built.planned.image}"
     assert call(two.other, "verify", ref, "--public-key", f"{two.key}.pub").code == 0
 
 
-def test_the_exit_codes_of_reuse_only(two: Two, registry_host: str) -> None:
+def test_reuse_only_exits_with_a_code_for_each_failure(two: Two, registry_host: str) -> None:
     public = f"{two.key}.pub"
     none = two.build("--public-key", public, "--reuse-only")
     assert none.code == 13, none.err
@@ -112,7 +112,7 @@ def test_the_exit_codes_of_reuse_only(two: Two, registry_host: str) -> None:
     assert (strange.code, "is signed by the key" in strange.err) == (17, True)
     assert two.publish(two.one, "--key", two.key).code == 0
     with fault_proxy(registry_host) as proxy:
-        # Both layers and config are asked for; the first answer that is longer than this is the layer's.
+        # The proxy changes one bit of each blob.
         proxy.faults.append(Fault("flip", "GET", "/blobs/", times=-1, after=5))
         flipped = two.build("--public-key", public, "--reuse-only", place=f"{proxy.host}/{two.place.repository}")
     assert flipped.code == 17, flipped.err
@@ -126,7 +126,7 @@ def test_the_exit_codes_of_reuse_only(two: Two, registry_host: str) -> None:
     assert two.build("--public-key", public, "--reuse-only").code == 0
 
 
-def test_what_does_not_verify_is_built(
+def test_base_is_built_if_the_registry_is_unreachable(
     two: Two, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[str] = []
@@ -149,7 +149,7 @@ def test_what_does_not_verify_is_built(
 
 
 class Shelf:
-    """Any image with anything said about it, in a registry."""
+    """An image and the evidence about it, in a registry."""
 
     def __init__(self, folder: Path, place: RegistryRef) -> None:
         self.place = place
@@ -177,8 +177,8 @@ def shelf(tmp_path: Path, place: RegistryRef) -> Shelf:
     return Shelf(tmp_path, place)
 
 
-def test_a_layer_that_was_exchanged_in_the_registry(shelf: Shelf) -> None:
-    """Another layer, with a manifest and index of its own, under the name; what is signed is about the first."""
+def test_layer_replaced_in_the_registry_is_untrusted(shelf: Shelf) -> None:
+    """The name has another layer, with its own manifest and index; the signatures are about the first."""
     shelf.stand.say_all()
     shelf.push()
     stand = shelf.stand

@@ -1,4 +1,4 @@
-"""Kernels compiled in a docker daemon are those that buildah's containers make. Loading the image takes minutes."""
+"""Kernels compiled in a docker daemon equal those of buildah's containers. Loading the image takes minutes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = (
 )  # fmt: skip
 
 
-def test_four_kernels_come_out_the_same_in_docker(tmp_path: Path) -> None:
+def test_four_kernels_compiled_in_docker_are_the_same(tmp_path: Path) -> None:
     if not find_image(Cache(default_cache()), "triton-wheel-3.7.1-debian13"):
         pytest.skip("NO KERNEL IS COMPILED IN DOCKER: the cache has no image of Triton, run ./quickstart first")
     first = toolchain("kernels", "run", *WORDS, "--offline")

@@ -1,4 +1,4 @@
-"""What outlives the distribution's mirror: the same bytes from a second address, or by hand.
+"""Sources that the distribution's mirror has lost: the same bytes come from a second address, or from the user.
 
 The mirror is a signed archive in a folder, read by the real apt; the second address is a server on loopback.
 """
@@ -38,7 +38,7 @@ FILE = "thing_1.0.orig.tar.xz"
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder."""
+    """A handler that serves a folder, without a log."""
 
     def log_message(self, *_args: object) -> None:
         return
@@ -46,7 +46,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @dataclass(frozen=True)
 class World:
-    """The two places that have the file, and our data's row of it."""
+    """The archive and the second address, which have the file, and its row in the tool's data."""
 
     archive: Archive
     second: Path
@@ -65,7 +65,7 @@ class World:
         return got.path / "llvm" / "CMakeLists.txt"
 
     def forget(self) -> None:
-        """The distribution moves on: neither its index nor its pool has the version."""
+        """Remove the version from the distribution's index and pool."""
         self.archive.suite("bookworm", {"thing": "2.0"})
         (self.pool / FILE).unlink(missing_ok=True)
 
@@ -103,13 +103,13 @@ def second_file(world: World) -> Path:
     return found
 
 
-def test_the_distribution_is_asked_first(world: World) -> None:
+def test_fetch_needs_no_second_address_while_the_mirror_has_the_file(world: World) -> None:
     second_file(world).unlink()
     assert world.fetch().is_file()
 
 
 @pytest.mark.parametrize("gone", ["version", "file", "archive"])
-def test_what_the_distribution_lost_comes_from_the_second_address(world: World, gone: str) -> None:
+def test_file_that_the_mirror_lost_comes_from_the_second_address(world: World, gone: str) -> None:
     match gone:
         case "version":
             world.forget()
@@ -122,7 +122,7 @@ def test_what_the_distribution_lost_comes_from_the_second_address(world: World, 
     assert world.fetch(offline=True).is_file(), "it is in the store now"
 
 
-def test_when_both_are_gone_the_message_says_what_is_wanted_and_how_to_bring_it(world: World) -> None:
+def test_message_about_a_lost_file_says_how_to_provide_it(world: World) -> None:
     kept = world.pool.parent / FILE
     shutil.copy(world.pool / FILE, kept)
     world.forget()
@@ -136,7 +136,7 @@ def test_when_both_are_gone_the_message_says_what_is_wanted_and_how_to_bring_it(
         world.fetch(offline=True)
     assert f"--source llvm=PATH/{FILE}" in offline.value.fix
 
-    # What the message says, done: the same source, the same input digest, the same names; only then any path.
+    # A file that the user provides as the message says is the same source, with the same input digest and names.
     def planned(text: str) -> Planned:
         base = Planned(name="base", image="base", inputs={"x": "base"}, details=base_recipe("debian13", "amd64"))
         request = Request(cache=world.cache, sources=specs({"llvm": text}), triton="3.7.1")
@@ -164,7 +164,7 @@ def test_other_bytes_at_the_second_address_are_refused(world: World) -> None:
         assert not [path for path in world.cache.store.rglob("*") if path.is_file() and b"xxx" in path.read_bytes()]
 
 
-def test_an_index_that_disagrees_is_told_and_not_passed_by(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_with_another_digest_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distro, "known_packages", lambda: (replace(world.row, sha256="0" * 64),))
     with refused("package-digest-mismatch"):
         world.fetch()

@@ -1,7 +1,7 @@
-"""What runs in another container is left alone by whoever cleans up: its mounts would go with their mount points.
+"""Cleanup keeps the folders of a build in another container, because their removal would detach the build's mounts.
 
-A folder that is removed takes every mount on it along, in all mount namespaces. Processes inside then reach a detached
-tree, where no mount and no unmount succeeds: `overlay … invalid argument`.
+The removal of a folder detaches every mount on it, in all mount namespaces. Processes inside then use a detached tree,
+in which no mount and no unmount succeeds: `overlay … invalid argument`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ engine.build(recipe, root=top / "recipes", out=top / "out", log=top / "log")
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[tuple[Buildah, str]]:
-    """One with a storage of the test's own, and a tiny image in it."""
+    """Yield an engine with a storage of the test's own, and a tiny image in it."""
     if os.geteuid() != 0 or shutil.which("buildah") is None:
         pytest.skip("NO CONTAINER IS SHARED WITH: this needs root, and buildah (apt-get install buildah)")
     found = Buildah(Cache(tmp_path / "cache"))
@@ -61,13 +61,13 @@ def engine(tmp_path: Path) -> Iterator[tuple[Buildah, str]]:
 
 @contextlib.contextmanager
 def waiting(pipe: Path, failed: Any) -> Iterator[None]:
-    """Begin the block when someone reads `pipe`; at its end give him a line."""
+    """Begin the block when a process reads `pipe`, and write a line to the pipe at the end of the block."""
     deadline = time.monotonic() + 600
     writer = None
     while writer is None:
         try:
             writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # no one reads
+        except OSError:  # no process reads the pipe yet
             assert time.monotonic() < deadline
             assert failed() is None
             time.sleep(0.1)
@@ -76,8 +76,8 @@ def waiting(pipe: Path, failed: Any) -> Iterator[None]:
         line.write("hello\n")
 
 
-def test_a_build_in_another_pid_namespace_goes_on(engine: tuple[Buildah, str], tmp_path: Path) -> None:
-    """Two containers on one volume: each sees none of the other's processes."""
+def test_build_in_another_pid_namespace_survives_cleanup(engine: tuple[Buildah, str], tmp_path: Path) -> None:
+    """Containers that share a volume do not see each other's processes."""
     buildah, image = engine
     for name in ("recipes", "tree"):
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""`toolchain shell` opens what a failed step had, and leaves what the next build continues from as it was."""
+"""`toolchain shell` opens a failed step's environment, and keeps the tree from which the next build continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROJECTS = ("llvm", "mlir", "lld", "clang", "cmake", "third-party")
 
 @pytest.fixture(scope="module")
 def failing(quickstart: Quickstart, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The options of a build that failed in configure."""
+    """Return the options of a build that failed while CMake configured."""
     tree = small_llvm(tmp_path_factory.mktemp("shell") / "llvm", PROJECTS)
     text = f"cmake_minimum_required(VERSION 3.20)\nproject(LLVM)\nmessage(FATAL_ERROR no-{os.getpid()})\n"
     (tree / "llvm" / "CMakeLists.txt").write_text(text)
@@ -41,7 +41,7 @@ def test_a_command_sees_sources_arguments_and_tree_of_the_failed_step(failing: t
     assert lines[:2] == ["goal", "mlir-tblgen"]
     assert {"CMakeLists.txt", "CMakeCache.txt"} <= set(lines)
     assert lines[-1] == "3"  # two lines of headers, and loopback
-    # What it wrote is gone, and a source cannot be written to.
+    # The file that the command wrote is gone, and sources are read-only.
     again = toolchain("shell", "llvm", *failing, "--", "sh", "-c", "ls /build; touch /src/llvm/x")
     assert "planted" not in again.out
     assert "CMakeCache.txt" in again.out
@@ -49,14 +49,14 @@ def test_a_command_sees_sources_arguments_and_tree_of_the_failed_step(failing: t
     assert again.code == 1
 
 
-def test_a_shell_on_a_terminal(failing: tuple[str, ...]) -> None:
+def test_shell_on_a_terminal_takes_input_and_interrupts(failing: tuple[str, ...]) -> None:
     typed = (("# ", "echo sum $((40 + 2)); sleep 1000\n"), ("sum 42", "\x03"), ("# ", "exit 5\n"))
     said = _typed(("shell", "llvm", *failing), *typed)
     assert "sum 42" in said.out
     assert said.code == 5
 
 
-def test_what_has_no_shell_says_so(failing: tuple[str, ...]) -> None:
+def test_unsupported_shells_are_refused(failing: tuple[str, ...]) -> None:
     assert toolchain("shell", "base", "--", "true").code == UnsupportedError.code
     assert toolchain("shell", "llvm", *failing).code == ConfigError.code  # no terminal
     lower = toolchain("shell", "kernels", "--source", "triton=pypi:3.9.0", "--gpu", "gfx942", "--", "true")
@@ -64,7 +64,7 @@ def test_what_has_no_shell_says_so(failing: tuple[str, ...]) -> None:
     assert "toolchain build triton" in lower.err
 
 
-def test_a_workers_container(quickstart: Quickstart) -> None:
+def test_shell_opens_the_container_of_a_kernel_worker(quickstart: Quickstart) -> None:
     words = ("--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel", "--gpu", "gfx90a", "--limit", "1")
     script = (
         "import sys, triton; print(triton.__version__, flush=True); print('apart', file=sys.stderr, flush=True); "
@@ -77,10 +77,10 @@ def test_a_workers_container(quickstart: Quickstart) -> None:
 
 
 def _typed(words: tuple[str, ...], *texts: tuple[str, str]) -> Said:
-    """Run the tool on a terminal; type each text a second after the screen shows the other one beside it."""
+    """Run the tool on a terminal; type the second text of each pair when the screen has shown the first and is still."""
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover - becomes the tool
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nohup has it ignored, and so would all below
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nohup ignores it, and the tool would inherit that
         os.execv(sys.executable, [sys.executable, "-m", "toolchain", *words])  # noqa: S606
     seen, old = b"", 0
     waiting = list(texts)

@@ -1,4 +1,4 @@
-"""The site in a browser, as wide as a laptop and as a phone: no page is wider, and what is first looked at fits."""
+"""The site in a browser as wide as a laptop and as a phone: no page is wider, and the compatibility table fits."""
 
 from __future__ import annotations
 
