@@ -66,7 +66,7 @@ def uploads(proxy: FaultProxy) -> str:
 
 
 def arrived(proxy: FaultProxy) -> int:
-    """Return the number of bytes in all upload requests."""
+    """Return the number of bytes that the proxy received in upload requests."""
     return sum(seen.body for seen in proxy.seen if "/blobs/uploads/" in seen.path)
 
 

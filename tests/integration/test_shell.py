@@ -77,7 +77,7 @@ def test_shell_opens_the_container_of_a_kernel_worker(quickstart: Quickstart) ->
 
 
 def _typed(words: tuple[str, ...], *texts: tuple[str, str]) -> Said:
-    """Run the tool on a terminal; type the second text of each pair when the screen has shown the first and is still."""
+    """Run the tool on a terminal; type the second text of each pair when the screen has shown the first and is idle."""
     child, terminal = pty.fork()
     if child == 0:  # pragma: no cover - becomes the tool
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nohup ignores it, and the tool would inherit that

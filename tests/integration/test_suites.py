@@ -1,4 +1,4 @@
-"""A distribution's suites as sources: an archive with several, signed, read by the machine's own apt."""
+"""A distribution's suites as sources: the installed apt reads a signed archive with several suites."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetched(text: str, tmp_path: Path) -> tuple[str, bytes]:
-    """The version that a source turned out to be, and its file."""
+    """Fetch a source, and return its version and the content of its file."""
     cache = Cache(tmp_path / "cache")
     source = locate("llvm", parse_source_spec(text), cache=cache)
     told, path = distro.fetch_distro(source, Store(cache.store), cache=cache, offline=False)
     return told.version, path.read_bytes()
 
 
-def test_the_first_suite_that_has_it_and_the_named_one(archive: Archive, tmp_path: Path) -> None:
+def test_package_comes_from_the_first_or_the_named_suite(archive: Archive, tmp_path: Path) -> None:
     archive.suite("bookworm", {"thing": "1.9"})
     archive.suite("sid", {"thing": "1.10", "other": "3"})
     archive.suite("bullseye", {"thing": "1.2"})
@@ -50,7 +50,9 @@ def test_the_first_suite_that_has_it_and_the_named_one(archive: Archive, tmp_pat
 
 
 @pytest.mark.parametrize("scheme", ["file", "mirror+file"])
-def test_an_archive_in_a_folder(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+def test_archive_in_a_folder_is_read(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
     archive.suite("bookworm", {"thing": "1.9"})
     (tmp_path / "list").write_text(f"file:{archive.root}/\n")
     site = f"{scheme}:{archive.root if scheme == 'file' else tmp_path / 'list'}"
@@ -60,7 +62,7 @@ def test_an_archive_in_a_folder(archive: Archive, tmp_path: Path, monkeypatch: p
     assert (version, content) == ("1.9", pool.read_bytes()), "a link to the file is no copy of it"
 
 
-def test_a_listed_file_that_is_gone(archive: Archive, tmp_path: Path) -> None:
+def test_listed_file_that_is_gone_is_reported(archive: Archive, tmp_path: Path) -> None:
     archive.suite("bookworm", {"thing": "1.9"})
     archive.suite("sid", {"thing": "1.10"})
     archive.lose("thing_1.10.orig.tar.xz")
@@ -68,8 +70,8 @@ def test_a_listed_file_that_is_gone(archive: Archive, tmp_path: Path) -> None:
         fetched("distro:thing=1.10", tmp_path)
 
 
-def test_a_file_that_is_here_is_not_fetched_again(archive: Archive, tmp_path: Path) -> None:
-    """Nor is it missed when its mirror loses it."""
+def test_stored_file_is_not_fetched_again(archive: Archive, tmp_path: Path) -> None:
+    """The store has the file, so the fetch succeeds although the mirror has lost it."""
     archive.suite("bookworm", {"thing": "1"})
     archive.suite("bullseye", {"thing": "1"})
     content = fetched("distro:thing", tmp_path)
@@ -77,8 +79,7 @@ def test_a_file_that_is_here_is_not_fetched_again(archive: Archive, tmp_path: Pa
     assert fetched("distro:thing@bullseye", tmp_path) == content
 
 
-def test_the_package_of_a_lock_is_fetched_without_a_note(archive: Archive, tmp_path: Path) -> None:
-    """And only as it is locked."""
+def test_locked_package_is_fetched_only_with_its_digest(archive: Archive, tmp_path: Path) -> None:
     archive.suite("bookworm", {"thing": "1"})
     cache = Cache(tmp_path / "cache")
     digest = f"sha256:{hashlib.sha256((archive.root / 'pool/thing_1.orig.tar.xz').read_bytes()).hexdigest()}"
@@ -91,15 +92,13 @@ def test_the_package_of_a_lock_is_fetched_without_a_note(archive: Archive, tmp_p
         distro.fetch_distro(other, Store(cache.store), cache=cache, offline=False)
 
 
-def test_a_suite_that_the_mirror_has_not(archive: Archive, tmp_path: Path) -> None:
+def test_suite_that_the_mirror_lacks_is_reported(archive: Archive, tmp_path: Path) -> None:
     archive.suite("bookworm", {"thing": "1"})
     with refused("suite-missing", "forky"):
         fetched("distro:thing@forky", tmp_path)
 
 
-def test_a_mirror_that_does_not_answer_is_asked_once(
-    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_mirror_is_asked_once(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = Mirror(site="http://127.0.0.1:9/debian", suite="bookworm", components=("main",), keyring=str(archive.key))
     monkeypatch.setattr(distro, "apt_mirrors", lambda: [silent])
     asked: list[tuple[str, str]] = []
@@ -116,13 +115,13 @@ def test_a_mirror_that_does_not_answer_is_asked_once(
     assert "127.0.0.1" not in str(refusal.value)
 
 
-def test_an_index_out_of_date_serves_where_a_digest_binds_the_package(
+def test_expired_index_is_accepted_for_a_package_of_known_digest(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive.suite("bookworm", {"thing": "1"}, until="Tue, 03 Feb 2026 10:00:00 UTC")
     run = Suite._run
     strict = ("-o", "Acquire::Check-Valid-Until=true", "-o", "Acquire::Check-Date=true")
-    # As apt is by default; this machine may say otherwise. What a caller adds comes later and wins.
+    # These are apt's defaults, which the installed configuration may change. Options of the caller come later and win.
     monkeypatch.setattr(Suite, "_run", lambda suite, program, *words: run(suite, program, *strict, *words))
     with refused("suite-outdated", "bookworm"):
         fetched("distro:thing", tmp_path / "a")
@@ -134,7 +133,7 @@ def test_an_index_out_of_date_serves_where_a_digest_binds_the_package(
     assert fetched("distro:thing", tmp_path / "b") == ("1", file.read_bytes())
 
 
-def test_which_suites_are_asked_in_which_order() -> None:
+def test_requested_suites_and_those_of_the_mirrors_are_first() -> None:
     main = Mirror(site="http://main", suite="trixie", components=("main",), keyring="")
     security = Mirror(site="http://security", suite="trixie-security", components=("main",), keyring="")
     known = ("sid", "trixie", "bookworm", "trixie-security", "bookworm-security")
@@ -146,7 +145,7 @@ def test_which_suites_are_asked_in_which_order() -> None:
         ("sid", "http://main"),
         ("bookworm-security", "http://security"),
     ]
-    # Debian without a security archive, and another distribution.
+    # The next mirrors are Debian's without a security archive, and those of another distribution.
     assert [mirror.suite for mirror in suites([main], [], known)] == ["trixie", "sid", "bookworm"]
     jammy = Mirror(site="http://main", suite="jammy", components=("main",), keyring="")
     assert [mirror.suite for mirror in suites([jammy], ["noble"], known)] == ["noble", "jammy"]

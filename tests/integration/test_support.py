@@ -1,4 +1,4 @@
-"""The smallest real LLVM layer, LLVMDemangle and LLVMSupport; and a layer built twice, everything flipped at once."""
+"""The smallest real LLVM layer, LLVMDemangle and LLVMSupport, and layers built again under varied conditions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIBRARIES = ("libLLVMDemangle.a", "libLLVMSupport.a")
 
 @dataclass(frozen=True)
 class First:
-    """A layer as it was built and published.
+    """A layer that was built and published.
 
     Args:
         stage: its row of `build --json`.
@@ -46,27 +46,27 @@ class First:
 
     @property
     def manifest(self) -> Descriptor:
-        """Of its one machine."""
+        """Return the manifest of the only architecture."""
         return self.layout.children(self.index)[0]
 
     @property
     def layer(self) -> Descriptor:
-        """With the libraries."""
+        """Return the layer with the libraries."""
         return self.layout.children(self.manifest)[1]
 
     @property
     def lib(self) -> str:
-        """The folder of the libraries."""
+        """Return the folder of the libraries."""
         return f"{self.stage['facts']['prefix'].lstrip('/')}/lib"
 
 
 @dataclass(frozen=True)
 class Twice:
-    """A layer, a copy of it with one byte changed, and what a second build says of the copy.
+    """A layer, and the result of `reproduce` on a copy of it in which one byte is changed.
 
     Args:
-        offset, member: of the changed byte in the library.
-        said: what `reproduce` said.
+        offset, member: the offset of the changed byte in the library, and its object.
+        said: the output of `reproduce`.
     """
 
     first: First
@@ -77,12 +77,12 @@ class Twice:
 
     @property
     def found(self) -> Any:
-        """What `reproduce` found."""
+        """Return the output of `reproduce` as data."""
         return self.said.json
 
 
 def built(folder: Path, *options: str) -> First:
-    """Build a layer and publish it to a folder."""
+    """Build a layer, publish it to a layout, and return it."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
     built = toolchain("build", "llvm", *options, "--json")
@@ -98,13 +98,13 @@ def built(folder: Path, *options: str) -> First:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> First:
-    """LLVM's own."""
+    """Build the smallest layer of LLVM's own source."""
     return built(tmp_path_factory.mktemp("support"), *OPTIONS)
 
 
 @pytest.fixture(scope="module", params=["small", pytest.param("real", marks=pytest.mark.full)])
 def twice(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Twice:
-    """The second build starts with an empty ccache, with other jobs, and under the conditions of `--vary`."""
+    """Build a layer twice, the second time with an empty ccache, other jobs and the conditions of `--vary`."""
     if shutil.which("faketime") is None:
         pytest.skip("NO FAKETIME: the clock cannot be flipped (apt-get install faketime)")
     folder = tmp_path_factory.mktemp("twice")
@@ -124,8 +124,11 @@ def twice(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def tampered(first: First, scratch: Path) -> tuple[int, str]:
-    """Tag a copy of the image in which one byte of one object in one library is another one; its offset there, and the
-    object."""
+    """Tag a copy of the image in which one byte of one object in one library is changed.
+
+    Returns:
+        The offset of the byte in the library, and the name of the object.
+    """
     layout, manifest, layer = first.layout, first.manifest, first.layer
     content = read_member(layout.blob(layer.digest), layer.media_type, f"{first.lib}/{LIBRARIES[1]}")
     assert content is not None
@@ -144,8 +147,8 @@ def tampered(first: First, scratch: Path) -> tuple[int, str]:
     return offset, member
 
 
-def test_the_same_bytes_with_everything_flipped(twice: Twice) -> None:
-    """Equal layers, blobs and indexes; what it is compared with is known to differ, so no accident."""
+def test_layer_is_reproducible_under_varied_conditions(twice: Twice) -> None:
+    """The tampered copy is known to differ, so the equality of layer, blob and index is no accident."""
     assert twice.said.code in {0, 20}, twice.said.err
     found = twice.found
     assert {"aslr", "heap", "time"} <= set(found["varied"]["changed"])
@@ -154,8 +157,8 @@ def test_the_same_bytes_with_everything_flipped(twice: Twice) -> None:
     assert found["indexes"][1] == twice.first.index.digest
 
 
-def test_an_injected_difference_is_found_and_named(twice: Twice) -> None:
-    """One bit of one object: the file, the object in it and the byte, and an exit code that says so."""
+def test_injected_difference_is_found_and_named(twice: Twice) -> None:
+    """One bit of one object differs; the report names the file, the object in it and the offset."""
     assert twice.said.code == 20
     found = twice.found
     assert not found["equal"]
@@ -167,9 +170,9 @@ def test_an_injected_difference_is_found_and_named(twice: Twice) -> None:
 
 
 def require_no_place(first: First, *more: str) -> None:
-    """Insist that no file names where or by whom it was built."""
+    """Assert that no file contains the place or the user of the build."""
     blob = first.layout.blob(first.layer.digest)
-    # `toolchain` and `root` are the names of hosts and users inside; as words of LLVM's own they do not count.
+    # `toolchain` and `root` are the host and the user of the build. LLVM's own text may contain the plain words.
     words = [
         b"root@",
         b"@toolchain",
@@ -183,18 +186,18 @@ def require_no_place(first: First, *more: str) -> None:
     for file in files:
         content = read_member(blob, first.layer.media_type, file.path)
         assert content is not None, file.path
-        # A folder of the build; not the same word within someone's web address.
+        # The pattern matches a folder of the build, but not the same word within a web address.
         found = re.findall(rb"(?<![\w.-])/(?:build|src/llvm|recipe|ccache)/", content)
         if found := sorted({*found, *(word for word in words if word in content)}):
             named[file.path] = found
     assert named == {}
 
 
-def test_no_file_names_where_or_by_whom_it_was_built(twice: Twice) -> None:
+def test_no_file_contains_the_place_or_user_of_the_build(twice: Twice) -> None:
     require_no_place(twice.first, str(twice.home))
 
 
-def test_the_part_says_that_it_is_one_and_was_proved(real: First) -> None:
+def test_partial_layer_is_labelled_and_passes_the_contract(real: First) -> None:
     require_no_place(real)
     checks = [check["name"] for check in real.stage["facts"]["contract"]["checks"] if check["ok"]]
     assert checks == ["libraries", "headers", "paths", "symbols", "support"]

@@ -1,4 +1,4 @@
-"""aotriton/triton_contract.py on the pinned wheel of the test environment: the check that a built Triton gets."""
+"""aotriton/triton_contract.py, which checks a built Triton, run on the pinned wheel of the test environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def contract(*gpus: str, prelude: str = "") -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_amd_and_nvidia_without_a_gpu() -> None:
+def test_kernels_for_amd_and_nvidia_compile_without_a_gpu() -> None:
     code, found = contract("gfx942", "gfx1151")
     assert code == 0
     assert set(found["objects"]) == {"gfx942", "gfx1151"}
@@ -35,7 +35,7 @@ def test_amd_and_nvidia_without_a_gpu() -> None:
     assert found["failed"] == {}
 
 
-def test_a_gpu_that_does_not_compile_fails_the_contract() -> None:
+def test_gpu_that_does_not_compile_fails_the_contract() -> None:
     prelude = (
         "import triton\ncompiled = triton.compile\n"
         "def broken(*a, target, **k): return 1 / 0 if target.arch == 'gfx1100' else compiled(*a, target=target, **k)\n"
@@ -47,14 +47,14 @@ def test_a_gpu_that_does_not_compile_fails_the_contract() -> None:
     assert "ZeroDivisionError" in found["failed"]["gfx1100"]
 
 
-def test_a_gpu_that_is_not_known_is_no_failure_unless_it_is_the_only_one() -> None:
+def test_unsupported_gpu_fails_only_if_it_is_the_only_one() -> None:
     code, found = contract("gfx942", "gfx999")
     assert (code, found["unsupported"], found["failed"]) == (0, ["gfx999"], {})
     code, found = contract("gfx999")
     assert (code, found["objects"]) == (1, {})
 
 
-def test_without_libdevice_there_is_no_ptx_and_it_says_why() -> None:
+def test_missing_libdevice_is_the_reason_for_missing_ptx() -> None:
     prelude = (
         "import pathlib\nglob = pathlib.Path.glob\n"
         "pathlib.Path.glob = lambda self, what: [] if 'libdevice' in what else glob(self, what)\n"

@@ -1,16 +1,17 @@
-"""A Triton that was built from source, held to what it promises; and AOTriton's kernels compiled with it.
+"""A Triton that was built from source, checked against its contract, and AOTriton's kernels compiled with it.
 
-Marked `full`: run after `toolchain build triton` (and, for the last one, `toolchain build aotriton`) on the same cache.
+The tests are marked `full`: run them after `toolchain build triton` with the same cache, and those of the AOTriton
+image also after `toolchain build aotriton`.
 
     TOOLCHAIN_TEST_AOTRITON=/path/to/aotriton pytest -m full -s tests/integration/test_triton_full.py
 
-TOOLCHAIN_CACHE           the cache that has the images; the tool's own otherwise
-TOOLCHAIN_TEST_TRITON     name of the image (the newest of a source build otherwise)
-TOOLCHAIN_TEST_AOTRITON   AOTriton's source, any commit that the tool builds
-TOOLCHAIN_TEST_GPUS       the five of the contract otherwise
-TOOLCHAIN_TEST_RULES      how many rules for each GPU at least, 20 otherwise; 20 are also compiled by upstream's script
-TOOLCHAIN_TEST_LEAST      how many rules the AOTriton image must have at least, 300 otherwise
-TOOLCHAIN_TEST_SAMPLE     how many kernels of the AOTriton image are also compiled by upstream's script, 200 otherwise
+TOOLCHAIN_CACHE           the cache that has the images (default: the tool's own)
+TOOLCHAIN_TEST_TRITON     the name of Triton's image (default: the newest that was built from source)
+TOOLCHAIN_TEST_AOTRITON   AOTriton's source, at any commit that the tool builds
+TOOLCHAIN_TEST_GPUS       the GPUs (default: the five of the contract)
+TOOLCHAIN_TEST_RULES      the least number of rules for each GPU (default: 20); upstream's script compiles 20 too
+TOOLCHAIN_TEST_LEAST      the least number of rules in the AOTriton image (default: 300)
+TOOLCHAIN_TEST_SAMPLE     the number of the image's kernels that upstream's script compiles too (default: 200)
 """
 
 # ruff: noqa: T201, ARG002
@@ -55,12 +56,12 @@ from toolchain.stages.wheels import AOTRITON, wheel_sources
 pytestmark = [pytest.mark.full, pytest.mark.engine, pytest.mark.timeout(0)]
 LARGEST = 120_000_000
 FOREIGN = ("ptxas", "cuobjdump", "nvdisasm", "libcupti", "libproton", "cudart")
-# Of the five kernels that count here, by what their names begin with; preprocess has two.
+# The least number of code objects of each kernel, by the beginning of its name; two kernels begin with bwd_preprocess.
 ENOUGH = {"attn_fwd": 40, "bwd_kernel_dk_dv": 40, "bwd_kernel_dq": 40, "bwd_kernel_fuse": 40, "bwd_preprocess": 1}
 
 
 def newest(stage: str, *, has: str, name: str = "", arch: str = "amd64") -> Record:
-    """The newest record of a stage for an architecture, or a loud skip."""
+    """Return the newest record of a stage for an architecture, or skip the test."""
     found = [
         one
         for one in records(Cache(default_cache()))
@@ -75,11 +76,11 @@ def newest(stage: str, *, has: str, name: str = "", arch: str = "amd64") -> Reco
 
 @pytest.fixture(scope="module")
 def triton() -> Record:
-    """The record of the Triton under test."""
+    """Return the record of the Triton under test."""
     return newest("triton", has="wheels", name=os.environ.get("TOOLCHAIN_TEST_TRITON", ""))
 
 
-def test_the_wheel_is_small_honest_and_has_nothing_foreign(triton: Record, tmp_path: Path) -> None:
+def test_wheel_is_small_and_has_no_foreign_binary_or_debug_section(triton: Record, tmp_path: Path) -> None:
     (auditwheel,) = [triton.facts["auditwheel"]]
     for wheel in triton.facts["wheels"]:
         path = Store(Cache(default_cache()).store).file(wheel["digest"], verify=True)
@@ -103,7 +104,7 @@ def test_the_wheel_is_small_honest_and_has_nothing_foreign(triton: Record, tmp_p
 
 @dataclass(frozen=True)
 class Place:
-    """As much of a `Workspace` as kernels need, in the Triton image."""
+    """The part of a `Workspace` that kernels need, with the image of Triton."""
 
     request: Request
     folder: Path
@@ -131,7 +132,7 @@ class Place:
         print(f"  {name}", flush=True)
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """Progress is of no interest here."""
+        """Ignore the progress."""
 
     @contextlib.contextmanager
     def worker(
@@ -152,7 +153,7 @@ def source() -> Path:
 
 @pytest.fixture(scope="module")
 def place(triton: Record, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Where kernels are compiled."""
+    """Return the workspace in which kernels are compiled."""
     cache, folder = Cache(default_cache()), tmp_path_factory.mktemp("campaign")
     request = Request(cache=cache, limit=int(os.environ.get("TOOLCHAIN_TEST_RULES", "20")))
     engine = Buildah(cache)
@@ -161,7 +162,7 @@ def place(triton: Record, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def modules(place: Place, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """AOTriton's generator and packers with what they import, as the recipe leaves them in `python`."""
+    """Return a folder with AOTriton's generator, its packers and their imports, as the recipe leaves it in `python`."""
     folder = tmp_path_factory.mktemp("modules")
     for wheel in wheel_sources(AOTRITON):
         fetched = fetch_source(wheel, cache=place.request.cache, offline=False)
@@ -171,7 +172,7 @@ def modules(place: Place, source: Path, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-# `python3 -m`, from another folder.
+# This program does the work of `python3 -m` in another folder.
 IN_FOLDER = (
     "import os, runpy, sys; os.chdir(sys.argv[1]); del sys.argv[:2];"
     " runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -201,11 +202,11 @@ def plan_for(gpu: str, place: Place, source: Path, modules: Path, build: Path) -
 def test_aotriton_rules_compile_to_upstreams_bytes_and_pack(
     gpu: str, place: Place, source: Path, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole clusters through the campaign, upstream's compile script, its packers, and back by our own reader."""
+    """The campaign compiles whole clusters, upstream's packers pack them, and the tool's own reader checks the packs."""
     built = tmp_path / "built"
     (built / "plan").mkdir(parents=True)
     plan_for(gpu, place, source, modules, built / "plan")
-    # The plan was written under these paths; the stage's own recipe writes it under its own.
+    # The plan contains these paths. A plan of the stage's own recipe would contain the original ones.
     (built / "python").symlink_to(modules)
     monkeypatch.setattr(aotriton_images, "PLAN", str(built / "plan"))
     monkeypatch.setattr(aotriton_images, "SOURCE", str(source))
@@ -222,14 +223,14 @@ def test_aotriton_rules_compile_to_upstreams_bytes_and_pack(
 
 
 def kernel_images(record: Record, folder: Path) -> Path:
-    """The kernel images of an AOTriton image, unpacked out of its layer's bytes."""
+    """Unpack the last layer of an AOTriton image, and return the folder of the kernel images."""
     with tarfile.open(Layout(Cache(default_cache()).images).blob(record.layers[-1]["digest"])) as tar:
         tar.extractall(folder, filter="data")
     return folder / str(record.facts["prefix"]).lstrip("/") / "lib" / "aotriton.images"
 
 
-def test_the_aotriton_image_is_what_its_record_and_ledgers_say(tmp_path: Path) -> None:
-    """Read back from the published bytes, by an independent reader: every kernel, by its SHA-256."""
+def test_aotriton_image_matches_its_record_and_ledgers(tmp_path: Path) -> None:
+    """A reader that is independent of upstream's packers reads each kernel out of the layer, to compare its SHA-256."""
     record = newest("aotriton", has="packs")
     facts = record.facts
     for row in facts["by_kernel"]:
@@ -267,10 +268,10 @@ def test_the_aotriton_image_is_what_its_record_and_ledgers_say(tmp_path: Path) -
     assert all(failure["reason"] for failure in facts["failures"])
 
 
-def test_random_kernels_of_the_aotriton_image_have_the_bytes_that_upstreams_script_makes(
+def test_random_kernels_of_the_image_equal_those_of_upstreams_script(
     place: Place, source: Path, modules: Path, tmp_path: Path
 ) -> None:
-    """Drawn from all that the image's packs list, and compiled by upstream's own command line: each has those bytes."""
+    """The kernels are drawn from all that the image's packs list, and compiled by upstream's own command line."""
     record = newest("aotriton", has="packs")
     images = kernel_images(record, tmp_path / "image")
     done: dict[str, str] = {}

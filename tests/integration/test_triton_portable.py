@@ -1,4 +1,4 @@
-"""The recipe of portable wheels on a real portable LLVM: a Triton in the small, for two Pythons and two machines."""
+"""The recipe of portable wheels with a real portable LLVM and a small Triton, for two Pythons and two architectures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ASK = "import triton; print(triton.made_for, triton.asserts, triton.demangle('_Z
 
 @dataclass(frozen=True)
 class Made:
-    """What one machine's wheels came out as."""
+    """The wheels of one architecture, and the files that their tests need."""
 
     arch: str
     out: Path
@@ -44,7 +44,7 @@ class Made:
 
 
 def unpacked(cache: Cache, manifest: str, folder: Path) -> Path:
-    """A stage's own layer as a folder."""
+    """Unpack a stage's own layer, and return the folder."""
     layout = Layout(cache.images)
     folder.mkdir(parents=True)
     top = layout.children(layout.resolve(manifest))[-1]
@@ -54,13 +54,13 @@ def unpacked(cache: Cache, manifest: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def engine() -> Buildah:
-    """The user's own, which has the base already."""
+    """Return an engine with the user's own cache, which has the base already."""
     return Buildah(Cache(default_cache()))
 
 
 @functools.cache
 def finished(arch: str) -> dict[str, dict[str, str]]:
-    """The stages that the recipe stands on, as `build --json` has them."""
+    """Build the stages that the recipe needs, and return their rows of `build --json` by name."""
     rows: dict[str, dict[str, str]] = {}
     for stage in ("python", "llvm"):
         built = toolchain("build", stage, *OPTIONS, "--arch", arch, "--json")
@@ -70,13 +70,13 @@ def finished(arch: str) -> dict[str, dict[str, str]]:
 
 
 def image(engine: Buildah, stage: str, arch: str) -> str:
-    """A finished stage's image; the engine may drop it after a build."""
+    """Return a finished stage's image; load it again if the engine dropped it after a build."""
     row = finished(arch)[stage]
     return engine.ensure_image(row["image"], engine.cache.images, row["manifest"])
 
 
 def build(engine: Buildah, recipe: Recipe, out: Path) -> None:
-    """Build from an empty tree, which goes afterwards: the cache is the user's."""
+    """Build from an empty tree, and delete the tree afterwards, because the cache is the user's."""
     log = out.with_suffix(".log")
     try:
         engine.build(recipe, root=root(), out=out, log=log)
@@ -88,7 +88,7 @@ def build(engine: Buildah, recipe: Recipe, out: Path) -> None:
 
 
 def recipe_of(engine: Buildah, folder: Path, arch: str) -> Recipe:
-    """The recipe with all that the stage gives it, but this Triton and this part of LLVM."""
+    """Return the recipe with the inputs that the stage gives it, but with a small Triton and a part of LLVM."""
     cache, manifests = engine.cache, {name: row["manifest"] for name, row in finished(arch).items()}
     wheels = folder / "wheels"
     wheels.mkdir()
@@ -119,7 +119,7 @@ def recipe_of(engine: Buildah, folder: Path, arch: str) -> Recipe:
 
 @pytest.fixture(scope="module", params=["amd64", pytest.param("arm64", marks=pytest.mark.nightly)])
 def made(request: pytest.FixtureRequest, engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Both wheels for a machine."""
+    """Build both wheels for an architecture."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("NO DEBIAN MACHINE AS ROOT: the base is made from apt's mirrors")
     folder = tmp_path_factory.mktemp(request.param)
@@ -129,7 +129,7 @@ def made(request: pytest.FixtureRequest, engine: Buildah, tmp_path_factory: pyte
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.13"])
-def test_a_wheel_is_for_its_python_its_machine_and_an_old_glibc(made: Made, python: str) -> None:
+def test_wheel_is_for_its_python_architecture_and_an_old_glibc(made: Made, python: str) -> None:
     wheel = for_python(sorted((made.out / "wheel").iterdir()), python)
     found = check_wheel(wheel, python=python, arch=made.arch, glibc="2.31")
     assert found["tag"].startswith("manylinux_2_")
@@ -147,7 +147,7 @@ def test_a_wheel_is_for_its_python_its_machine_and_an_old_glibc(made: Made, pyth
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.13"])
-def test_its_own_interpreter_imports_it(made: Made, engine: Buildah, python: str, tmp_path: Path) -> None:
+def test_wheel_is_imported_by_its_python(made: Made, engine: Buildah, python: str, tmp_path: Path) -> None:
     shutil.unpack_archive(for_python(sorted((made.out / "wheel").iterdir()), python), tmp_path / "wheel", "zip")
     mounts = [
         Mount(root() / "containerfiles/triton-portable", "/recipe/python"),
@@ -164,7 +164,7 @@ def test_its_own_interpreter_imports_it(made: Made, engine: Buildah, python: str
     assert name.strip() == "llvm::APInt::~APInt()"
 
 
-def test_what_no_header_of_python_reaches_is_compiled_once(made: Made) -> None:
+def test_source_without_python_headers_is_compiled_once(made: Made) -> None:
     steps = {
         python: [line.split("\t")[3] for line in (made.out / f"ninja-{python}.log").read_text().splitlines()
                  if line.count("\t") >= 4]

@@ -1,4 +1,4 @@
-"""From `publish --key` to `verify --key`, through a real registry without the referrers API and a fake one with it."""
+"""From `publish --key` to `verify --public-key`, through a real registry, which has no referrers API."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SECRETS = (PASSWORD, base64.b64encode(f"robot:{PASSWORD}".encode()).decode(), "t
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> str:
-    """A name that no one used: the registry lives as long as the whole run."""
+    """Return an unused namespace, because the registry lives as long as the whole run."""
     return f"trust/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}"
 
 
@@ -65,12 +65,12 @@ class Home:
         )
 
     def call(self, *words: str | Path) -> Said:
-        """Run a verb in this process; tests that look at all of its output start one of its own."""
+        """Run a verb in this process, which is faster; tests of its whole output start a new process."""
         done = CliRunner().invoke(app, [str(word) for word in words], env={**self.env, "COLUMNS": "200"})
         return Said(done.exit_code, done.stdout, done.stderr)
 
 
-def test_published_and_verified(registry_host: str, namespace: str, home: Home) -> None:
+def test_published_image_is_verified_with_its_key(registry_host: str, namespace: str, home: Home) -> None:
     words = ("publish", f"{registry_host}/{namespace}", "toolchain-base", "--json", "--key")
     done = home.call(*words, home.key)
     assert done.code == 0, done.err
@@ -89,17 +89,17 @@ def test_published_and_verified(registry_host: str, namespace: str, home: Home) 
     bad = home.call("verify", ref, "--public-key", f"{home.other}.pub")
     assert bad.code == 17
     assert "[signature-other-key]" in bad.err
-    # Sent once: the second publish finds all of it.
+    # The second publish sends nothing, because the registry has everything.
     again = home.call(*words, home.key)
     assert again.json["published"][0]["pushed_bytes"] == 0
     assert again.json["published"][0]["evidence"]["pushed_bytes"] == 0
-    # A second signer adds to the first.
+    # A second signature is added to the first.
     assert home.call(*words, home.other).code == 0
     for key in (home.key, home.other):
         assert home.call("verify", ref, "--public-key", f"{key}.pub").code == 0
 
 
-def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home) -> None:
+def test_unsigned_image_is_not_trusted(registry_host: str, namespace: str, home: Home) -> None:
     done = home.call("publish", f"{registry_host}/{namespace}", "toolchain-base", "--json")
     assert done.json["published"][0]["evidence"] | {"pushed_bytes": 0} == {
         "kinds": ["sbom", "cyclonedx"], "signed_by": "", "how": "tag", "pushed_bytes": 0,
@@ -110,7 +110,7 @@ def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home)
     assert (bad.code, "[signature-missing]" in bad.err) == (17, True)
 
 
-def test_a_key_is_made_once(home: Home, tmp_path: Path) -> None:
+def test_keygen_replaces_no_key(home: Home, tmp_path: Path) -> None:
     made = toolchain("keygen", tmp_path / "new key")
     assert made.code == 0
     assert "PRIVATE" not in made.out + made.err
@@ -123,7 +123,7 @@ def test_a_key_is_made_once(home: Home, tmp_path: Path) -> None:
 
 
 def test_no_secret_is_written_anywhere(tmp_path: Path, home: Home) -> None:
-    """Passwords, tokens and passphrases in no output, log, record, SBOM, provenance or image; when it fails, too."""
+    """Outputs, logs, records, SBOMs, provenance and images have no password, token or passphrase, even after failures."""
     secret = "open-sesame-17"
     with (
         running_registry(tmp_path / "registry") as upstream,
@@ -146,7 +146,7 @@ def test_no_secret_is_written_anywhere(tmp_path: Path, home: Home) -> None:
             toolchain("-v", "-v", "verify", ref, "--public-key", tmp_path / "locked.pub", env={**home.env, **env})
         )
         assert outputs[-1].code == 0, outputs[-1].err
-        # A registry that repeats what it was sent, in an error.
+        # The registry's error repeats the request.
         proxy.faults.append(Fault("status", "GET", "/manifests/", times=-1, status=403))
         outputs.append(toolchain("-v", "-v", "verify", ref, "--json", env={**home.env, **env}))
         assert outputs[-1].code == 13
@@ -167,8 +167,8 @@ def test_no_secret_is_written_anywhere(tmp_path: Path, home: Home) -> None:
             assert not [one for one in (*SECRETS, secret, str(tmp_path)) if one.encode() in payload]
 
 
-def test_publishers_at_once(registry_host: str, namespace: str, tmp_path: Path) -> None:
-    """Each with something of its own about one image, where the list is an index under a tag: all are listed."""
+def test_concurrent_publishers_list_all_artifacts(registry_host: str, namespace: str, tmp_path: Path) -> None:
+    """Each publisher attaches an artifact to one image. The list is an index under a tag, which all of them rewrite."""
     count = 4
     stand = Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
     ref = RegistryRef(registry_host, namespace)

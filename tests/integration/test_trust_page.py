@@ -1,4 +1,4 @@
-"""The example of docs/trust.md, run as it is written: a registry on loopback, the tool, openssl and cosign."""
+"""The example of docs/trust.md, run as it is written, with a registry on loopback, the tool, openssl and cosign."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCKS = {
 
 @pytest.fixture
 def cosign() -> Path:
-    """The folder of trixie's cosign."""
+    """Return the folder of trixie's cosign."""
     for program in ("docker-registry", "curl", "jq", "openssl"):
         if shutil.which(program) is None:
             pytest.skip(
@@ -39,7 +39,7 @@ def cosign() -> Path:
 
 
 def run(script: str, folder: Path, cosign: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in an empty folder, in a network with nothing but loopback."""
+    """Run a script in an empty folder, in a network that has only loopback."""
     finished_base(Cache(folder / "cache"), folder / "work")
     here = folder / "here"
     here.mkdir()
@@ -55,18 +55,18 @@ def run(script: str, folder: Path, cosign: Path) -> subprocess.CompletedProcess[
         try:
             out, err = running.communicate(timeout=1200)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # after a failure the registry is left
+            with contextlib.suppress(ProcessLookupError):  # the registry still runs only after a failure
                 os.killpg(running.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(words, running.returncode, out, err)
 
 
-def test_the_example_runs_as_it_is_written(tmp_path: Path, cosign: Path) -> None:
+def test_example_runs_as_written(tmp_path: Path, cosign: Path) -> None:
     assert list(BLOCKS) == ["publish", "verify", "fetch", "openssl", "files", "cosign"]
     done = run("\n".join(BLOCKS.values()), tmp_path, cosign)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_each_part_of_the_example_refuses_another_key(tmp_path: Path, cosign: Path) -> None:
+def test_each_part_of_the_example_accepts_only_its_key(tmp_path: Path, cosign: Path) -> None:
     script = BLOCKS["publish"] + "cp release-key.pub good\ntoolchain keygen other\n"
     for name in ("verify", "openssl", "cosign"):
         (tmp_path / name).write_text(BLOCKS["fetch"] + BLOCKS[name].replace("kill $!", ":"))

@@ -1,4 +1,4 @@
-"""What `publish` prints last is a Containerfile that plain buildah builds, as it stands."""
+"""The lines of a Containerfile that `publish` prints last: plain buildah builds them unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LLVM = {f"{PREFIX}/bin/mlir-tblgen": b"x", f"{PREFIX}/lib/cmake/mlir/MLIRConfig.
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """A storage of the test's own: its root, and the folder for what runs."""
+    """Yield the root and the run folder of a storage of the test's own."""
     run = Path("/run") / f"tc-use-{os.getpid()}"
     try:
         yield str(tmp_path / "storage"), str(run)
@@ -44,7 +44,7 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def build(lines: str, folder: Path, storage: tuple[str, str]) -> None:
-    """Build a Containerfile of exactly these lines, and look at what came of it."""
+    """Build a Containerfile of exactly these lines, and check the image."""
     if shutil.which("buildah") is None:
         pytest.skip("BUILDAH IS NOT INSTALLED: the printed lines are not tried (apt-get install buildah)")
     folder.mkdir()
@@ -70,7 +70,9 @@ def build(lines: str, folder: Path, storage: tuple[str, str]) -> None:
 @pytest.mark.registry
 @pytest.mark.engine
 @pytest.mark.beside
-def test_from_a_registry(registry_host: str, cache: Cache, tmp_path: Path, storage: tuple[str, str]) -> None:
+def test_printed_lines_copy_from_a_registry(
+    registry_host: str, cache: Cache, tmp_path: Path, storage: tuple[str, str]
+) -> None:
     done = toolchain("publish", f"{registry_host}/front/door", "llvm-triton", "--cache", cache.root)
     assert done.code == 0, done.err
     ref = f"{registry_host}/front/door/llvm-triton-22.1.8-debian13"
@@ -82,14 +84,14 @@ def test_from_a_registry(registry_host: str, cache: Cache, tmp_path: Path, stora
 
 @pytest.mark.engine
 @pytest.mark.beside
-def test_from_a_folder(cache: Cache, tmp_path: Path, storage: tuple[str, str]) -> None:
+def test_printed_lines_copy_from_a_layout_folder(cache: Cache, tmp_path: Path, storage: tuple[str, str]) -> None:
     done = toolchain("publish", f"oci:{tmp_path / 'out'}", "llvm-triton", "--cache", cache.root)
     assert done.code == 0, done.err
     said = toolchain("inspect", f"oci:{tmp_path / 'out'}:llvm-triton-22.1.8-debian13", "--use").out
     assert done.err.endswith(said)
     if shutil.which("skopeo") is None:
         pytest.skip("SKOPEO IS NOT INSTALLED: the printed command is not tried (apt-get install skopeo)")
-    # As it is printed, but into the test's own storage.
+    # The printed command is changed only to use the test's own storage.
     import_bundle = next(line for line in said.splitlines() if "containers-storage:" in line).removeprefix("#").strip()
     import_bundle = import_bundle.replace("containers-storage:", f"containers-storage:[vfs@{storage[0]}+{storage[1]}]")
     brought = subprocess.run(shlex.split(import_bundle), capture_output=True, text=True, check=False)

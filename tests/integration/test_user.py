@@ -1,4 +1,4 @@
-"""An ordinary user, made for the test, from a clone in its home: the same digests as root's."""
+"""An ordinary user, made for the test, builds from a clone in its home, and gets the same digests as root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration.conftest import TOP, toolchain
 from tests.other_user import read_by_another
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
-# Of this process alone: two runs beside each other must not end each other's.
+# The name is of this process alone, because concurrent runs must not delete each other's users.
 NAME = f"toolchain-test-{os.getpid()}"
 PYTHON = "/usr/bin/python3"
 _PASSED = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "http", "HTTP")
@@ -28,35 +28,35 @@ _PASSED = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "http", "HTTP")
 
 @dataclass(frozen=True)
 class User:
-    """Someone with a home and subordinate ids, and the tool installed in a clone there."""
+    """A user with a home and subordinate ids, and the tool installed in a clone there."""
 
     home: Path
 
     @property
     def source(self) -> Path:
-        """The clone."""
+        """Return the folder of the clone."""
         return self.home / "a clone"
 
     def command(self, *words: str | Path) -> list[str]:
-        """A command line that this user runs, with the way to packages that this process has."""
+        """Return a command line that this user runs, with this process's settings of pip, certificates and proxies."""
         env = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(_PASSED)]
         return ["runuser", "-u", NAME, "--", "env", "-i", f"HOME={self.home}", "PATH=/usr/bin:/bin:/usr/sbin:/sbin",
                 "LANG=C.UTF-8", *env, *map(str, words)]  # fmt: skip
 
     def run(self, *words: str | Path, code: int = 0) -> str:
-        """Run it in the clone; what it printed."""
+        """Run a command in the clone, and return its output."""
         done = subprocess.run(self.command(*words), cwd=self.source, capture_output=True, text=True, check=False)
         assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         return done.stdout + done.stderr
 
     def tool(self, *words: str | Path, code: int = 0) -> str:
-        """Run the tool."""
+        """Run the tool in the clone, and return its output."""
         return self.run(self.source / ".venv/bin/toolchain", *words, code=code)
 
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
-    """Made with useradd, and gone afterwards with all that it has."""
+    """Make a user by useradd, and delete the user with all its files afterwards."""
     if os.geteuid() != 0:
         pytest.skip("NO USER IS MADE: that needs root")
     for program in ("useradd", "runuser", "newuidmap", PYTHON):
@@ -80,7 +80,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
 
 
 def _remove() -> None:
-    """End what the user runs, and delete it."""
+    """End the user's processes, and delete the user."""
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and folder.owner() == NAME:
@@ -91,7 +91,7 @@ def _remove() -> None:
         home = Path(pwd.getpwnam(NAME).pw_dir)
     except KeyError:
         return
-    # Files of the subordinate ids too.
+    # The home also contains files of the subordinate ids.
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run(["userdel", "--remove", NAME], capture_output=True, check=False)
 
@@ -107,7 +107,7 @@ def test_a_user_s_layer_has_root_s_digest(user: User) -> None:
     brought = toolchain("bundle", "export", f"oci:{bundle}:llvm", "llvm", *words)
     assert brought.code == 0, brought.err
     subprocess.run(["chown", "-R", f"{NAME}:", bundle], check=True)
-    # The clone has a lock of its own.
+    # The bundle's lock gets another name, because the clone has a lock of its own.
     user.tool("bundle", "import", f"oci:{bundle}:llvm", "--lock-file", user.home / "of the bundle.lock")
     shutil.rmtree(bundle)
     built = user.tool("build", "llvm", *words, "--offline")
@@ -117,8 +117,8 @@ def test_a_user_s_layer_has_root_s_digest(user: User) -> None:
     user.tool("cache", "prune", "--unused-for", "1")
 
 
-def test_a_hostile_source_gets_nothing_of_the_user_s(user: User) -> None:
-    """The base is the one that the bundle above brought."""
+def test_hostile_source_gets_no_file_of_the_user(user: User) -> None:
+    """The build uses the base of the bundle that the test above imported."""
     owned = user.home / "owned"
     secret = f"the user's own words {os.getpid()}"
     user.home.chmod(0o755)
@@ -133,7 +133,7 @@ def test_a_hostile_source_gets_nothing_of_the_user_s(user: User) -> None:
     assert read_by_another(secret, user.home, Path("/run"), Path("/tmp")) == []
 
 
-def test_a_fork_bomb_of_the_user_s_is_ended(user: User) -> None:
+def test_fork_bomb_in_a_user_s_build_is_ended(user: User) -> None:
     forks = "i=0; while [ $i -lt 600 ]; do sleep 600 & i=$((i+1)); done; wait"
     hostile_llvm(user.home / "bomb", probe=forks, says="bomb")
     subprocess.run(["chown", "-R", f"{NAME}:", user.home / "bomb"], check=True)

@@ -1,4 +1,4 @@
-"""The conditions of `reproduce --vary` reach what a build runs; what depends on one of them is found by it."""
+"""The conditions of `reproduce --vary` reach the programs of a build, whose output shows each of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain.engine.variation import Variation
 
 pytestmark = pytest.mark.engine
 
-# What a careless build would let into its bytes. The addresses are those of blocks in the order of their allocation.
+# The program prints what a careless build could put into its output, such as the distances of allocated blocks.
 LEAK = """
 import ctypes, json, os, platform, time
 malloc = ctypes.CDLL(None).malloc
@@ -48,14 +48,14 @@ COPY --from=build /leaked /
 
 
 def leaked(engine: Buildah, image: str, tree: Path, top: Path) -> dict[str, Any]:
-    """Build the careless recipe; return what it leaked."""
+    """Build the careless recipe, and return the values that it leaked."""
     recipe = Recipe(name="careless", containerfile="containerfiles/Careless", base=image, contexts={"tree": tree})
     engine.build(recipe, root=top, out=top / "out", log=top / "log")
     found: dict[str, Any] = json.loads((top / "out" / "leaked").read_text())
     return found
 
 
-def test_every_condition_is_seen_inside(base: tuple[Buildah, str], tmp_path: Path) -> None:
+def test_build_sees_every_varied_condition(base: tuple[Buildah, str], tmp_path: Path) -> None:
     for program in ("disorderfs", "faketime"):
         if shutil.which(program) is None:
             pytest.skip(f"NO {program.upper()}: its condition cannot be changed (apt-get install {program})")

@@ -1,6 +1,6 @@
-"""Programs of others verify what is published with a key: cosign, skopeo (as podman does it), npm's @sigstore/verify.
+"""Other programs verify images published with a key: cosign, skopeo (as podman does) and npm's @sigstore/verify.
 
-They run in a network of their own that holds the registry and nothing else, with an empty home.
+They run with an empty home, in a network of their own that contains only the registry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.registry
 KEYS = {"ed25519": ed25519_signer, "p256": p256_signer}
 FORMS = ("tags", "tags and bundles")
 SUBJECTS = ("manifest", "index")
-# What they say of what is not there, or not signed by this key, or about another image; not of a network that fails.
+# These messages are about missing evidence, another key or another image, and not about a network that fails.
 _REFUSED = re.compile(
     r"no matching (signatures|attestations)|no signatures found|invalid signature|failed to verify signature"
     r"|could not verify|does not match|no valid|cryptographic signature verification failed"
@@ -44,7 +44,7 @@ _REFUSED = re.compile(
 
 @dataclass(frozen=True)
 class Published:
-    """An image with evidence of one key, and beside it one that someone gave that evidence to."""
+    """An image with evidence of one key, and another image to which a stranger attached that evidence."""
 
     ref: RegistryRef
     digests: dict[str, str]
@@ -55,7 +55,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Shelf:
-    """All that is published, and the network in which it is served."""
+    """All published images, and the network in which the registry serves them."""
 
     island: Island
     published: dict[tuple[str, str], Published]
@@ -124,7 +124,7 @@ def _bundles(layout: Layout, registry: Registry, ref: RegistryRef, subject: Desc
 
 
 def _plant(layout: Layout, registry: Registry, ref: RegistryRef, mine: Descriptor, other: Descriptor) -> None:
-    """Whoever may push can put all that is said about one image beside another."""
+    """Attach all evidence about one image to another, as everyone who may push can."""
     said = []
     kinds: tuple[Any, ...] = ("sig", "att")
     for kind in kinds:
@@ -168,7 +168,7 @@ def pairwise(*values: Iterable[str], often: Set[tuple[str, ...]]) -> list[Any]:
     return [pytest.param(*one, marks=[] if one in often else pytest.mark.nightly) for one in combinations]
 
 
-# Each value of one parameter meets each value of every other.
+# These cases combine each value of a parameter with each value of every other one.
 COSIGNS = {
     ("2.5.0", "tags", "ed25519", "manifest"),
     ("2.5.0", "tags and bundles", "p256", "index"),
@@ -181,7 +181,9 @@ COSIGNS = {
 @pytest.mark.parametrize(
     ("version", "form", "key", "subject"), pairwise(["2.5.0", "3.1.1"], FORMS, KEYS, SUBJECTS, often=COSIGNS)
 )
-def test_cosign(shelf: Shelf, version: str, form: str, key: str, subject: str) -> None:
+def test_cosign_accepts_only_the_right_key_and_image(
+    shelf: Shelf, version: str, form: str, key: str, subject: str
+) -> None:
     program = unpacked(f"cosign-{version}") / "usr" / "bin" / "cosign"
     one = shelf.published[key, form]
     wrong = shelf.published[key, next(other for other in FORMS if other != form)].key
@@ -217,7 +219,7 @@ class Skopeo:
         return done
 
     def look(self, name: str, ref: RegistryRef, key: Path, **identity: str) -> subprocess.CompletedProcess[str]:
-        """Take an image under a policy that demands a signature."""
+        """Copy an image under a policy that demands a signature."""
         folder = self.folder / name
         (folder / "registries.d").mkdir(parents=True)
         (folder / "registries.d" / "all.yaml").write_text("default-docker:\n  use-sigstore-attachments: true\n")
@@ -234,8 +236,8 @@ class Skopeo:
 @pytest.mark.parametrize(
     ("key", "subject"), pairwise(KEYS, SUBJECTS, often={("ed25519", "index"), ("p256", "manifest")})
 )
-def test_skopeo(shelf: Shelf, tmp_path: Path, key: str, subject: str) -> None:
-    """The policy that podman, CRI-O and skopeo share."""
+def test_skopeo_accepts_only_the_right_key_and_image(shelf: Shelf, tmp_path: Path, key: str, subject: str) -> None:
+    """podman, CRI-O and skopeo share this kind of policy."""
     skopeo = Skopeo(shelf.island, tmp_path)
     one, wrong = (shelf.published[key, form] for form in FORMS)
     mine, stranger = one.ref.at(digest=one.digests[subject]), one.ref.at(digest=one.strangers[subject])
@@ -247,8 +249,8 @@ def test_skopeo(shelf: Shelf, tmp_path: Path, key: str, subject: str) -> None:
         assert "rejected" in done.stderr
 
 
-def test_a_folder_that_was_copied(shelf: Shelf, tmp_path: Path) -> None:
-    """Tags of a layout folder, brought to a registry by hand: the signature names the image, not a place."""
+def test_copied_layout_is_verified_by_the_name_of_its_image(shelf: Shelf, tmp_path: Path) -> None:
+    """skopeo copies a layout's tags to a registry. The signature names the image, and not a place."""
     stand = Stand(Layout(tmp_path / "folder"), tmp_path / "work")
     done = attach_evidence(
         stand.image_facts,
@@ -275,8 +277,8 @@ def test_a_folder_that_was_copied(shelf: Shelf, tmp_path: Path) -> None:
     assert _cosign(shelf, program, "verify", str(ref), key).returncode == 0
 
 
-def test_sigstore_verify_of_npm(shelf: Shelf) -> None:
-    """Bundles alone: each statement by its key, by another, and asked about another image."""
+def test_npm_sigstore_verify_accepts_only_the_right_key_and_image(shelf: Shelf) -> None:
+    """Each bundle is verified with its key, with another key, and for another image."""
     folder = npm_modules()
     cases, wanted = [], []
     for key in KEYS:

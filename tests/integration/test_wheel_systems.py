@@ -1,6 +1,7 @@
-"""The wheels of a portable Triton in plain containers of Debian 11, 12 and 13: installed by pip, and compiling.
+"""The wheels of a portable Triton in plain containers of Debian 11, 12 and 13: pip installs them, and they compile.
 
-Marked `full`: run after `toolchain build triton --python 3.9,3.11,3.13 …` on the same cache; it takes the newest ones.
+The test is marked `full`: run it after `toolchain build triton --python 3.9,3.11,3.13 …` with the same cache, from
+which it takes the newest wheels.
 """
 
 # ruff: noqa: T201
@@ -26,21 +27,21 @@ from toolchain.sources.store import Store
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(0)]
 TOOLS = ["base-files", "bash", "coreutils", "dash", "libstdc++6", "mawk", "python3", "python3-pip"]
-# A Triton from before July 2025 links its code objects by lld's program, and lld 14 does not know its objects.
+# A Triton from before July 2025 links its code objects with the program lld, and lld 14 does not know its objects.
 LLD = {"11": "16", "12": "19", "13": "19"}
-# Of each family that every Triton since 2024 compiles for, one.
+# These GPUs are one of each family that every Triton since 2024 compiles for.
 ALWAYS = {"gfx90a", "gfx942", "gfx1030", "gfx1100"}
 HEADER = re.compile(r".*/include/llvm/TargetParser/(AMDGPU)?TargetParser\.(h|def)")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A wheel that was built here, and what it was built from.
+    """A wheel that the tool built, and facts about its sources.
 
     Args:
-        wheel: under its own name, which pip reads.
+        wheel: the file, under the wheel's own name, which pip reads.
         gpus: all AMD GPUs that its LLVM's headers list.
-        tutorial: FlashAttention as the tree of the Triton has it.
+        tutorial: the FlashAttention tutorial in Triton's tree.
     """
 
     wheel: Path
@@ -49,7 +50,7 @@ class Found:
 
 
 def found_for(version: str, folder: Path) -> Found:
-    """The newest wheel from source for this CPython; or a loud skip."""
+    """Return the newest wheel from source for this CPython, or skip the test."""
     cache, tag = Cache(default_cache()), f"-cp{version.replace('.', '')}-"
     for record in reversed(records(cache)):
         if record.stage == "triton" and record.facts.get("checked_wheels"):
@@ -66,7 +67,7 @@ def found_for(version: str, folder: Path) -> Found:
 
 
 def gpus_of(record: Record, cache: Cache) -> tuple[str, ...]:
-    """The GPUs that the LLVM below a Triton knows, by the headers in its layer."""
+    """Return the GPUs that Triton's LLVM knows, by the headers in the layer of LLVM."""
     llvm = known_record(cache, str(record.inputs["llvm"]))
     assert llvm is not None
     layout, names = Layout(cache.images), set()
@@ -82,7 +83,9 @@ def gpus_of(record: Record, cache: Cache) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("release", "version"), [("11", "3.9"), ("12", "3.11"), ("13", "3.13")])
-def test_pip_installs_it_and_it_compiles(engine: Buildah, release: str, version: str, tmp_path: Path) -> None:
+def test_wheel_is_installed_by_pip_and_compiles_kernels(
+    engine: Buildah, release: str, version: str, tmp_path: Path
+) -> None:
     found = found_for(version, tmp_path)
     wheel = found.wheel
     system = a_system(engine, release, tmp_path, tools=[*TOOLS, f"lld-{LLD[release]}"])
@@ -95,7 +98,7 @@ def test_pip_installs_it_and_it_compiles(engine: Buildah, release: str, version:
 
     def run(command: str) -> dict[str, dict[str, object]]:
         script = (
-            # As the maintainer script of ca-certificates does, which an unpacked system never ran; pip looks for it.
+            # pip needs this file, which ca-certificates' maintainer script, which has not run here, would make.
             "cat /usr/share/ca-certificates/mozilla/*.crt >/etc/ssl/certs/ca-certificates.crt && "
             f"python3 -m pip install --quiet --no-index --no-deps --no-cache-dir /wheels/{wheel.name} && "
             f"cd / && exec python3 {command}"

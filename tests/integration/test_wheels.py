@@ -1,4 +1,4 @@
-"""Wheels above Triton: small projects by the real recipe in the base; the real ones, which take minutes, are `full`."""
+"""Wheels above Triton, built by the real recipe in the base. Tests with real PyTorch take minutes, and are `full`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SETUP = "from setuptools import setup\nsetup(name='small', version='1', py_modul
 
 
 def image(engine: Buildah, folder: Path, key: str, files: Mapping[str, str]) -> str:
-    """An image of one layer with these files, as the engine knows it."""
+    """Load an image of one layer with these files into the engine, and return its name."""
     for name, text in files.items():
         path = folder / key / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def built(
     triton: Mapping[str, str] = TRITON,
     torch: Mapping[str, str] = TORCH,
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the recipe says of a small project, and the names of its wheels."""
+    """Build a small project by the recipe, and return the recipe's result and the names of the wheels."""
     row = {**asdict(wheel_row("flash-attn")), "build": {}, "needs": ["setup.py"], "drop": [], "pep517": pep517}
     source = folder / "source"
     source.mkdir()
@@ -74,7 +74,7 @@ def built_from(
     triton: Mapping[str, str] = TRITON,
     torch: Mapping[str, str] = TORCH,
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the recipe says of a source, and the names of its wheels."""
+    """Build a source by the recipe, and return the recipe's result and the names of the wheels."""
     engine, reference = base
     for name in ("wheels", "row"):
         (folder / name).mkdir()
@@ -96,7 +96,7 @@ def built_from(
     return json.loads((out / "result.json").read_text()), sorted(path.name for path in (out / "wheel").iterdir())
 
 
-# As much of PyTorch as flash-attn's setup.py imports when nothing of CUDA is built.
+# This is the part of PyTorch that flash-attn's setup.py imports if it builds nothing for CUDA.
 NO_CUDA = {
     **TORCH,
     "usr/lib/python3/dist-packages/torch/utils/__init__.py": "",
@@ -106,13 +106,11 @@ NO_CUDA = {
         "IS_HIP_EXTENSION = False\n"
     ),
 }
-# Of the wheel that is built on Debian's PyTorch 2.6.0, with Triton 3.7.1 and on one from source.
+# The wheel has this digest with Debian's PyTorch 2.6.0, both with Triton 3.7.1 and with one from source.
 FLASH_ATTN = "sha256:b97593871fd0a39abada0508b7080e69e4d8d2ef66e4de3b9b55628f0e6f666b"
 
 
-def test_flash_attn_itself_is_built_to_the_bytes_that_a_whole_pytorch_gives(
-    base: tuple[Buildah, str], tmp_path: Path
-) -> None:
+def test_flash_attn_has_the_same_bytes_as_with_a_whole_pytorch(base: tuple[Buildah, str], tmp_path: Path) -> None:
     row = wheel_row("flash-attn")
     file = pypi_row(row.project, "")
     store = Store(Cache(default_cache()).store)
@@ -125,7 +123,7 @@ def test_flash_attn_itself_is_built_to_the_bytes_that_a_whole_pytorch_gives(
     assert sha256_file(tmp_path / "out" / "wheel" / wheels[0]) == FLASH_ATTN
 
 
-def test_a_project_that_reaches_out_in_vain_is_built_and_named(base: tuple[Buildah, str], tmp_path: Path) -> None:
+def test_project_that_tries_the_network_is_built_and_reported(base: tuple[Buildah, str], tmp_path: Path) -> None:
     reach = "import socket\ntry:\n    socket.create_connection(('203.0.113.7', 80), 1)\nexcept OSError:\n    pass\n"
     result, wheels = built(base, tmp_path, reach + SETUP.format(more=""))
     assert wheels == ["small-1-py3-none-any.whl"]
@@ -135,8 +133,8 @@ def test_a_project_that_reaches_out_in_vain_is_built_and_named(base: tuple[Build
     assert {where for where, _ in result["network"]} == {"<string>:3"}, "setuptools runs setup.py as a text"
 
 
-def test_a_setup_that_wants_the_network_is_named(base: tuple[Buildah, str], tmp_path: Path) -> None:
-    """As flash-attn's does where pip is not told to use its way of today."""
+def test_setup_that_needs_the_network_is_refused(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    """flash-attn's setup.py needs the network unless pip gets the option --use-pep517."""
     result, wheels = built(base, tmp_path, SETUP.format(more="setup_requires=['ninja']"), pep517=False)
     assert wheels == []
     assert result["failed"][:2] == ["network", "the build would fetch ninja"]
@@ -175,12 +173,12 @@ def flash() -> Said:
 
 
 def full_name(stage: Mapping[str, Any]) -> str:
-    """The name of an image that no other has: caches of other calls are called the same."""
+    """Return an image's unique name, because caches of other calls have the same short name."""
     return f"{stage['image']}.{stage['input_digest'].removeprefix('sha256:')[:12]}"
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.full  # PyTorch's packages: a hundred megabytes
+@pytest.mark.full  # the test fetches PyTorch's packages, a hundred megabytes
 def test_flash_attn_is_built_imported_and_reproduced(flash: Said) -> None:
     row, name = wheel_row("flash-attn"), flash.json["stages"][-1]["image"]
     (record,) = [
@@ -196,7 +194,7 @@ def test_flash_attn_is_built_imported_and_reproduced(flash: Said) -> None:
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.full  # as above, and 24 calls for each of two GPUs
+@pytest.mark.full  # it also compiles 24 calls for each of two GPUs
 def test_the_kernels_of_flash_attn_are_compiled_ahead_of_time(flash: Said, tmp_path: Path) -> None:
     built = toolchain("build", "triton-cache", *TRITON_OPTIONS, "--gpu", "gfx942,gfx1151", "--json")
     assert built.code == 0, built.err
@@ -225,8 +223,8 @@ causal = [true, false]
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.full  # as above: four kernels of one shape, each made three times
-def test_shards_of_a_cache_are_joined_and_are_what_one_machine_makes(flash: Said, tmp_path: Path) -> None:
+@pytest.mark.full  # it also compiles four kernels of one shape three times
+def test_merged_shards_of_a_cache_equal_one_machine_s_cache(flash: Said, tmp_path: Path) -> None:
     (tmp_path / "calls.toml").write_text(FOUR)
     calls = ("--calls", tmp_path / "calls.toml", "--gpu", "gfx942", *TRITON_OPTIONS)
     run = ("kernels", "run", "triton-cache", *calls, "--kernel-store", tmp_path / "store", "--shard")

@@ -1,6 +1,6 @@
 """The kernel worker with a real Triton, without a GPU.
 
-Needs a Python that has Triton: `TOOLCHAIN_TEST_PYTHON` names one, else the running interpreter is tried.
+The tests need a Python that has Triton: TOOLCHAIN_TEST_PYTHON names it, and the running interpreter is the default.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ BLOCK = 64
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """A Python that has Triton."""
+    """Return the path of a Python that has Triton."""
     named = os.environ.get("TOOLCHAIN_TEST_PYTHON", sys.executable)
     probe = subprocess.run([named, "-c", "import triton"], capture_output=True, text=True, check=False)
     if probe.returncode != 0:
@@ -136,7 +136,7 @@ def python() -> str:
 
 
 class Source:
-    """The kernels in some folder, and a worker that sees no more than it must."""
+    """A folder with the kernels, and a worker that gets only the environment variables that it needs."""
 
     def __init__(self, root: Path, python: str, data: str = DATA, **environment: str) -> None:
         self.root = root
@@ -176,7 +176,7 @@ class Source:
         }
 
     def compile(self, rules: tuple[Rule, ...], *, keep_going: bool = False) -> dict[str, str]:
-        """SHA-256 of every file that a campaign makes, by path."""
+        """Run a campaign, and return the SHA-256 of each file that it makes, by path."""
         out = self.root / "out"
         with Ledger(self.root / "ledger.sqlite") as ledger:
             run_campaign(
@@ -197,7 +197,7 @@ def compiled(python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sou
     return source, source.compile(source.rules())
 
 
-def test_compiles_for_two_generations_without_a_gpu(compiled: tuple[Source, dict[str, str]]) -> None:
+def test_worker_compiles_for_two_generations_without_a_gpu(compiled: tuple[Source, dict[str, str]]) -> None:
     source, files = compiled
 
     assert len(files) == 2 * 2 * 2 + 1
@@ -218,7 +218,7 @@ def test_compiles_for_two_generations_without_a_gpu(compiled: tuple[Source, dict
     assert not list((source.root / "src").rglob("*.pyc")), "the worker wrote into the source"
 
 
-def test_the_same_bytes_from_another_process_place_and_order(
+def test_bytes_are_the_same_in_another_process_folder_and_order(
     compiled: tuple[Source, dict[str, str]], python: str, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
@@ -229,7 +229,7 @@ def test_the_same_bytes_from_another_process_place_and_order(
     assert not list(cache.iterdir()), "a cache was left behind"
 
 
-def test_linked_bitcode_is_known(compiled: tuple[Source, dict[str, str]]) -> None:
+def test_linked_bitcode_is_recorded(compiled: tuple[Source, dict[str, str]]) -> None:
     with Ledger(compiled[0].root / "ledger.sqlite") as ledger:
         by_kernel = {entry.kernel: entry.bitcode for entry in look(ledger.path).entries}
 
@@ -237,7 +237,7 @@ def test_linked_bitcode_is_known(compiled: tuple[Source, dict[str, str]]) -> Non
     assert by_kernel["error_function"] == ("ocml",)
 
 
-def test_a_kernel_that_does_not_compile_says_why(python: str, tmp_path: Path) -> None:
+def test_failed_kernel_has_its_reason_in_the_ledger(python: str, tmp_path: Path) -> None:
     source = Source(tmp_path, python, DATA + BROKEN)
     source.compile(source.rules(), keep_going=True)
 
@@ -248,7 +248,7 @@ def test_a_kernel_that_does_not_compile_says_why(python: str, tmp_path: Path) ->
     assert "no_such_name is not defined" in reasons.pop()
 
 
-def test_a_rule_that_does_not_fit_the_function_is_refused(python: str, tmp_path: Path) -> None:
+def test_rule_that_does_not_fit_the_function_is_refused(python: str, tmp_path: Path) -> None:
     source = Source(tmp_path, python)
     task = source.rules()[0].task(str(tmp_path), str(tmp_path / "out"))
     wrong: list[dict[str, Any]] = [
@@ -273,7 +273,7 @@ def test_a_rule_that_does_not_fit_the_function_is_refused(python: str, tmp_path:
 
 
 def launches(folder: Path) -> list[dict[str, Any]]:
-    """Tasks that differ in warps, stages and waves alone, for two GPUs."""
+    """Return tasks for two GPUs, which otherwise differ only in warps, stages and waves."""
     (folder / "launches.py").write_text(LAUNCHES, encoding="utf-8")
     pointers = dict.fromkeys("ABC", "*fp16:16")
     common = {
@@ -296,7 +296,7 @@ def all_levers(python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[d
 def with_levers(
     python: str, folder: Path, without: str = "", *, backwards: bool = False
 ) -> tuple[dict[str, tuple[str, str]], str]:
-    """SHA-256 of object and JSON by rule, and what the worker said beside."""
+    """Compile the launches, and return the SHA-256 of object and JSON by rule, and the worker's standard error."""
     source = Source(folder, python, KERNEL_WORKER_WITHOUT=without)
     tasks = launches(folder)[:: -1 if backwards else 1]
     with source.worker() as child:
@@ -311,22 +311,22 @@ def with_levers(
 
 
 @pytest.mark.parametrize("without", ["shared,direct,parses", "shared", "direct", "parses"])
-def test_no_lever_changes_a_byte(
+def test_optimisations_of_the_worker_change_no_byte(
     all_levers: tuple[dict[str, tuple[str, str]], str], python: str, tmp_path: Path, without: str
 ) -> None:
     assert with_levers(python, tmp_path, without)[0] == all_levers[0]
 
 
-def test_the_order_of_rules_changes_no_byte(
+def test_order_of_rules_changes_no_byte(
     all_levers: tuple[dict[str, tuple[str, str]], str], python: str, tmp_path: Path
 ) -> None:
     assert with_levers(python, tmp_path, backwards=True)[0] == all_levers[0]
 
 
-def test_what_rules_have_in_common_is_done_once(
+def test_rules_of_a_group_share_the_syntax_tree(
     all_levers: tuple[dict[str, tuple[str, str]], str], python: str, tmp_path: Path
 ) -> None:
-    """The first rule of a worker is compiled alone, the others of its group share the syntax tree."""
+    """The first rule of a worker is compiled alone, and the others of its group share the syntax tree."""
     assert all_levers[1].count("the syntax tree") == 1 + 1 + 1
     assert len({made for made, _ in all_levers[0].values()}) > len(all_levers[0]) // 2
     assert with_levers(python, tmp_path, "shared")[1].count("the syntax tree") == len(all_levers[0])

@@ -1,8 +1,8 @@
 """The workflows' own shell steps, in fresh containers of base debian13, against a registry on loopback.
 
-GitHub is not here: replacements of its actions are listed in tests/workflow_steps.py, and each test looks at the list.
-In the short variant the base and the table generators come from this machine's cache, so nothing is compiled, and the
-containers after the first begin with what the first one installed. The `full` one starts from nothing.
+The tests cannot use GitHub, so tests/workflow_steps.py replaces its actions, and records which ones it replaced. In
+the short tests, the base and the table generators come from an existing cache, so nothing is compiled, and the
+containers after the first begin with the packages that the first one installed. The `full` test starts from nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLOWS = TOP / ".github" / "workflows"
 TOKEN, ACTOR = "the-token", "somebody"
 BASE, PART = "toolchain-base-debian13", "llvm-triton-mlir-tblgen-22.1.8"
 SYSROOT = "toolchain-sysroot-glibc-2.31"
-# A runner brings these; a container that a workflow names does not.
+# GitHub's runner has these programs, but a container that a workflow names does not.
 _RUNNER = (
     "apt-get update -qq; apt-get install -qq --yes --no-install-recommends git jq openssl python3-venv skopeo zstd"
 )
@@ -48,7 +48,7 @@ case "$*" in
   *) exit 1 ;;
 esac
 """
-# docker build of the one Dockerfile there is: its image by skopeo, its layer over the container itself, its RUN.
+# The script replaces `docker build` of the only Dockerfile: it unpacks the image over the container, and runs its RUN.
 _DOCKER = """#!/bin/sh
 set -eu
 for folder; do :; done
@@ -63,7 +63,7 @@ sed -n 's/^RUN //p' "$folder/Dockerfile" | sh -eu
 
 @dataclass
 class Ground:
-    """What the tests of one session share: the files of the base, a registry with a login, two keys."""
+    """The files of the base, a registry with a login and the keys, which the tests of this file share."""
 
     base: tuple[Path, ...]
     cache: Cache
@@ -74,14 +74,14 @@ class Ground:
     environment: Path | None = None
 
     def pair(self, name: str) -> tuple[str, str]:
-        """A private key and its public half, in PEM."""
+        """Return a private key and its public key, in PEM."""
         path = self.folder / name
         if not path.exists():
             new_key(path)
         return path.read_text(), Path(f"{path}.pub").read_text()
 
     def event(self, **more: Any) -> Event:
-        """A run in a repository that is set up as the page says."""
+        """Return an event in a repository whose variables and secrets are set."""
         private, public = self.pair("key")
         given: dict[str, Any] = {
             "variables": {"TOOLCHAIN_PUBLIC_KEY": public, "TOOLCHAIN_REGISTRY": self.registry},
@@ -92,7 +92,7 @@ class Ground:
         return Event(**given | more)
 
     def service(self, folder: Path, *, fresh: bool = False) -> Service:
-        """GitHub's part, with nothing in it yet."""
+        """Return an empty replacement of GitHub's services."""
 
         def machine(job: str, yaml_: Mapping[str, Any], home: Path) -> Machine:
             runner = "container" not in yaml_
@@ -120,7 +120,7 @@ class Ground:
             (made.programs / name).chmod(0o755)
 
     def _seed(self, made: Machine) -> None:
-        """The base and the table generators, as this machine made them: links to the blobs of its cache."""
+        """Put the base and the table generators into a container's cache, as links to the blobs of the tests' cache."""
         where = Cache(made.outside(VOLUME))
         for folder in (where.images / "blobs" / "sha256", where.root / "records", where.root / "locked"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,10 @@ def _bcrypt(password: str) -> str:
 
 @pytest.fixture(scope="module")
 def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    """TOOLCHAIN_TEST_WORKFLOW_CACHE, a cache with base and table generators, is instead of the quickstart's."""
+    """Yield the shared ground.
+
+    TOOLCHAIN_TEST_WORKFLOW_CACHE names a cache with base and table generators, which replaces the quickstart's.
+    """
     named = os.environ.get("TOOLCHAIN_TEST_WORKFLOW_CACHE")
     if named is None:
         request.getfixturevalue("quickstart")
@@ -161,12 +164,12 @@ def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with running_registry(folder / "registry", users=users) as registry:
         way = Way(folder=folder / "way", registry=registry)
         yield Ground(base, cache, way, registry, folder)
-    # With the modes that its distribution gave it, pytest could not.
+    # pytest could not remove this folder, because of the modes that the distribution gave its files.
     shutil.rmtree(folder / "base")
 
 
 def published(ground: Ground, owner: str = "somebody/toolchain") -> str:
-    """The reference of the part by digest, as in the registry now."""
+    """Return the part's reference by digest, which is now in the registry."""
     where = f"docker://{ground.registry}/{owner}/{PART}:latest"
     words = ["skopeo", "inspect", "--tls-verify=false", "--creds", f"{ACTOR}:{TOKEN}", "--raw", where]
     raw = subprocess.run(words, capture_output=True, check=True).stdout
@@ -174,7 +177,7 @@ def published(ground: Ground, owner: str = "somebody/toolchain") -> str:
 
 
 def told(service: Service) -> str:
-    """All that was printed, for messages of failed tests."""
+    """Return the ends of all logs, for messages of failed tests."""
     return "\n".join(f"### {path.name}\n{path.read_text()[-3000:]}" for path in sorted(service.folder.glob("*.log")))
 
 
@@ -184,13 +187,13 @@ TRIAL = {"stages": '["llvm"]', "only": "mlir-tblgen"}
 
 @pytest.fixture(scope="module")
 def trial(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> tuple[Service, dict[str, str]]:
-    """publish.yml on a tag, by hand, with mlir-tblgen alone: base, LLVM, publish, verify."""
+    """Run publish.yml, started by hand on a tag, with mlir-tblgen alone: base, LLVM, publish, verify."""
     service = ground.service(tmp_path_factory.mktemp("trial"))
     results = run_workflow(FLOWS / "publish.yml", ground.event(**TAG, inputs=TRIAL), service)
     return service, results
 
 
-def test_base_llvm_publish_and_verify(ground: Ground, trial: tuple[Service, dict[str, str]]) -> None:
+def test_publish_workflow_builds_publishes_and_verifies(ground: Ground, trial: tuple[Service, dict[str, str]]) -> None:
     service, results = trial
     assert set(results.values()) == {"success"}, told(service)
     (attested,) = service.attested
@@ -210,11 +213,11 @@ def test_base_llvm_publish_and_verify(ground: Ground, trial: tuple[Service, dict
     }  # fmt: skip
 
 
-def test_no_key_and_no_login_is_left(trial: tuple[Service, dict[str, str]]) -> None:
+def test_publish_workflow_leaves_no_key_or_login(trial: tuple[Service, dict[str, str]]) -> None:
     service, _ = trial
     assert not list(service.folder.glob("jobs/*/temp/key"))
     jobs = {path.parents[2].name for path in service.folder.glob("jobs/*/home/.docker/config.json")}
-    # What a build's job logs in with can read alone, and goes with its machine.
+    # The login of a build's job can only read, and is lost with the job's machine.
     assert jobs <= {path.parents[1].name for path in service.folder.glob("jobs/*/volume/records")}
 
 
@@ -264,7 +267,7 @@ def test_keys_are_compared_before_anything_is_built(
     assert not (service.folder / "artifacts").exists()
 
 
-def test_a_branch_is_not_published(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
+def test_branch_is_not_published(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
     service = ground.service(tmp_path / "github")
     results = run_workflow(FLOWS / "publish.yml", ground.event(inputs=TRIAL), service)
     assert results["asked"] == "failure"
@@ -273,13 +276,15 @@ def test_a_branch_is_not_published(ground: Ground, trial: tuple[Service, dict[st
 
 
 def lend(trial: tuple[Service, dict[str, str]], service: Service) -> Service:
-    """What the trial's build handed on, for a job behind it."""
+    """Give a service the artifacts of the trial's build, for a later job."""
     for path in (trial[0].folder / "artifacts").glob("state-*"):
         shutil.copytree(path, service.folder / "artifacts" / path.name, copy_function=os.link)
     return service
 
 
-def test_a_fork_builds_and_takes_nothing(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
+def test_fork_builds_without_reuse_or_login(
+    ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
+) -> None:
     event = ground.event(fork=True, secrets={})
     del event.variables["TOOLCHAIN_PUBLIC_KEY"]
     service = lend(trial, ground.service(tmp_path / "github"))
@@ -290,7 +295,7 @@ def test_a_fork_builds_and_takes_nothing(ground: Ground, trial: tuple[Service, d
     assert not list(service.folder.glob("jobs/*/home/.docker/config.json"))
 
 
-def test_what_the_tool_refuses_is_refused_first(
+def test_unknown_base_fails_before_any_build(
     ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
 ) -> None:
     event = ground.event(inputs={"stage": "llvm", "bases": '["debian99"]'})
@@ -304,7 +309,7 @@ def _began(file: str) -> Callable[[Machine], bool]:
     return lambda machine: machine.outside(file).exists()
 
 
-def test_a_build_that_is_cancelled_keeps_nothing(
+def test_cancelled_build_stores_no_cache_or_artifact(
     ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
 ) -> None:
     event = ground.event(inputs={"stage": "base"}, cancels={"Take it or build it": _began(f"{TEMP}/publisher.pub")})
@@ -321,7 +326,7 @@ def test_a_build_that_is_cancelled_keeps_nothing(
     assert not list(service.folder.glob("artifacts/*"))
 
 
-def test_a_publication_that_is_cancelled_leaves_no_key(
+def test_cancelled_publication_leaves_no_key_or_login(
     ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
 ) -> None:
     event = ground.event(**TAG, cancels={"Publish and sign": _began(f"{TEMP}/key")})
@@ -350,7 +355,7 @@ def test_a_publication_that_is_cancelled_leaves_no_key(
 def test_the_action_builds_publishes_and_signs(
     ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
 ) -> None:
-    """The steps of action.yml in someone's own repository, behind a checkout that brings it."""
+    """The steps of action.yml run in another repository, after a checkout."""
     action = yaml.safe_load((TOP / "action.yml").read_text())
     private, _ = ground.pair("key")
     event, service = ground.event(), ground.service(tmp_path / "github")
@@ -378,8 +383,10 @@ def test_the_action_builds_publishes_and_signs(
 
 
 @pytest.mark.parametrize("tag", ["v0.1.0", "v9.9.9"])
-def test_the_tool_as_a_wheel(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path, tag: str) -> None:
-    """A tag that is not the version releases nothing; a release that is there already gets the wheels."""
+def test_tool_workflow_releases_only_a_tag_of_its_version(
+    ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path, tag: str
+) -> None:
+    """A tag that is not the version releases nothing; a release that exists already gets the wheels."""
     service = ground.service(tmp_path / "github")
     results = run_workflow(FLOWS / "tool.yml", ground.event(name="push", ref=f"refs/tags/{tag}"), service)
     if tag == "v9.9.9":
@@ -387,7 +394,7 @@ def test_the_tool_as_a_wheel(ground: Ground, trial: tuple[Service, dict[str, str
         assert "is not the version 0.1.0" in service.log("wheel").read_text()
         return
     assert results == {"wheel": "success", "release": "success"}, told(service)
-    assert "COPY --from" in service.log("wheel").read_text()  # what the installed wheel plans
+    assert "COPY --from" in service.log("wheel").read_text()  # the installed wheel's plan
     names = {wheel["name"] for wheel in service.attested}
     assert names == {"toolchain-0.1.0-py3-none-any.whl", "toolchain_lab-0.1.0-py3-none-any.whl"}
     assert {"SHA256SUMS", *names} <= set(service.log("release").read_text().split())
@@ -395,9 +402,9 @@ def test_the_tool_as_a_wheel(ground: Ground, trial: tuple[Service, dict[str, str
 
 @pytest.mark.full
 @pytest.mark.timeout(0)
-def test_all_of_it_from_nothing(ground: Ground, tmp_path: Path) -> None:
-    """Each job in a bare container, with an empty cache and the container's own zlib: base and mlir-tblgen are made."""
-    # Six hours, as on GitHub: LLVM's generators are compiled in one step, on whatever else this machine does.
+def test_publish_workflow_succeeds_with_an_empty_cache(ground: Ground, tmp_path: Path) -> None:
+    """Each job runs in a bare container, with an empty cache and the container's own zlib, and makes base and LLVM."""
+    # The limit is six hours, as on GitHub, because one step compiles LLVM's generators, even on a busy machine.
     way = Way(folder=tmp_path / "way", registry=ground.registry, limit=21_600)
     bare = replace(ground, way=way, prepared=(), environment=None)
     service = bare.service(tmp_path / "github", fresh=True)
