@@ -63,9 +63,8 @@ cp /tmp/build-contract/version /tmp/build-examples/list_images /out/
 
 
 def the_record(cache: Cache, name: str) -> Record:
-    found = [
-        one for one in find_image(cache, name) if one.arch == "amd64"
-    ]  # the cache may hold a sysroot of each architecture
+    # The cache may hold a sysroot for each of several architectures.
+    found = [one for one in find_image(cache, name) if one.arch == "amd64"]
     if not found:
         pytest.skip(f"NO IMAGE {name} IN {cache.root}: build it first")
     return found[0]

@@ -31,7 +31,6 @@ ALL_ALLOWED = {"defaultAction": "SCMP_ACT_ALLOW", "architectures": [], "syscalls
 def engine(tmp_path: Path) -> Iterator[Buildah]:
     if shutil.which("buildah") is None:
         pytest.skip("buildah is not installed: apt-get install buildah")
-    # The isolation alone hides the cache, because its permissions let other users read it.
     found = Buildah(Cache(tmp_path / "cache"))
     yield found
     destroy(found)

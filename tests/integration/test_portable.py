@@ -1,4 +1,4 @@
-"""A portable layer in old and new systems: programs on it are compiled by their own compilers and both linkers."""
+"""A portable layer in old and new systems, whose own compilers and two linkers build programs on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREFIX = "/usr/lib64/llvm-triton-22.1.8"
 # The function calls __isoc23_strtol, as code does that was compiled with glibc 2.38 or newer.
 PLANTED = 'long __isoc23_strtol(const char *, char **, int); long planted(void) { return __isoc23_strtol("1", 0, 10); }'
 CHECKS = ["libraries", "headers", "paths", "symbols", "support"]
-# /tmp/farm is a copy, because the layer is read-only. /llvm has LLVM's own headers, because this part has few.
+# /tmp/farm consists of links, because the layer is read-only. /llvm has LLVM's own headers, because this part has few.
 SCRIPT = f"""
 check() {{ PART=support LIBRARIES="LLVMDemangle;LLVMSupport" SYSTEM=/ sh /contract/check.sh "$1"; }}
 CC=gcc CXX=g++ LINKER=bfd check {PREFIX} | sed "s/^/bfd g++ /"

@@ -111,7 +111,7 @@ def test_killed_campaign_resumes_without_repeated_work(quickstart: Quickstart) -
     _forget(cache, "gfx90a", "*fwd*")
     planned = toolchain("plan", "kernels", *WHEEL, "--gpu", "gfx90a", "--select", "*fwd*", "--json").json["stages"][-1]
     work = cache / "work" / f"kernels-{planned['input_digest'].removeprefix('sha256:')[:12]}"
-    shutil.rmtree(work, ignore_errors=True)  # an interrupted run may have left it
+    shutil.rmtree(work, ignore_errors=True)  # an interrupted run may have left this folder
     child = subprocess.Popen(
         [sys.executable, "-m", "toolchain", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -1,7 +1,7 @@
 """Cleanup keeps the folders of a build in another container, because their removal would detach the build's mounts.
 
 The removal of a folder detaches every mount on it, in all mount namespaces. Processes inside then use a detached tree,
-in which no mount and no unmount succeeds: `overlay … invalid argument`.
+in which neither a mount nor an unmount succeeds: `overlay … invalid argument`.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def plan_for(gpu: str, place: Place, source: Path, modules: Path, build: Path) -
 def test_aotriton_rules_compile_to_upstreams_bytes_and_pack(
     gpu: str, place: Place, source: Path, modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The campaign compiles whole clusters, upstream's packers pack them, and the tool's own reader checks the packs."""
+    """The campaign compiles whole clusters, upstream's packers pack them, and the tool's reader checks the packs."""
     built = tmp_path / "built"
     (built / "plan").mkdir(parents=True)
     plan_for(gpu, place, source, modules, built / "plan")

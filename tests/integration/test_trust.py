@@ -123,7 +123,7 @@ def test_keygen_replaces_no_key(home: Home, tmp_path: Path) -> None:
 
 
 def test_no_secret_is_written_anywhere(tmp_path: Path, home: Home) -> None:
-    """Outputs, logs, records, SBOMs, provenance and images have no password, token or passphrase, even after failures."""
+    """Output, logs, records, SBOMs, provenance and images have no password, token or passphrase, even after errors."""
     secret = "open-sesame-17"
     with (
         running_registry(tmp_path / "registry") as upstream,

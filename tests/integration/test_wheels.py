@@ -194,7 +194,7 @@ def test_flash_attn_is_built_imported_and_reproduced(flash: Said) -> None:
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.full  # it also compiles 24 calls for each of two GPUs
+@pytest.mark.full  # the test also compiles 24 calls for each of two GPUs
 def test_the_kernels_of_flash_attn_are_compiled_ahead_of_time(flash: Said, tmp_path: Path) -> None:
     built = toolchain("build", "triton-cache", *TRITON_OPTIONS, "--gpu", "gfx942,gfx1151", "--json")
     assert built.code == 0, built.err
@@ -223,7 +223,7 @@ causal = [true, false]
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.full  # it also compiles four kernels of one shape three times
+@pytest.mark.full  # the test also compiles four kernels of one shape three times
 def test_merged_shards_of_a_cache_equal_one_machine_s_cache(flash: Said, tmp_path: Path) -> None:
     (tmp_path / "calls.toml").write_text(FOUR)
     calls = ("--calls", tmp_path / "calls.toml", "--gpu", "gfx942", *TRITON_OPTIONS)
