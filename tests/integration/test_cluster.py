@@ -207,7 +207,9 @@ def certificates(folder: Path) -> dict[str, str]:
     return {f"distributed.comm.tls.{role}": path for role, path in {"ca-file": str(folder / "ca.pem"), **roles}.items()}
 
 
-def test_tls_takes_only_certificates_of_its_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_accepts_only_tls_certificates_of_its_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, theirs = certificates(tmp_path / "ours"), certificates(tmp_path / "theirs")
     for name, path in ours.items():
         monkeypatch.setenv(f"DASK_{name.replace('.', '__').replace('-', '_').upper()}", path)

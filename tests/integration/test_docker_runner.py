@@ -180,7 +180,7 @@ FORKS = "i=0; while [ $i -lt 300 ]; do (read x </out/waits) & i=$((i+1)); done; 
     ],
     ids=["processes", "bytes", "hours", "log"],
 )
-def test_a_container_is_ended_at_a_limit(
+def test_container_that_exceeds_a_limit_is_stopped(
     runner: DockerRunner, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, script: str
 ) -> None:
     (tmp_path / "out").mkdir()

@@ -70,7 +70,7 @@ def objects(said: Said, folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("signed", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["unsigned", "signed"])
-def test_an_honest_tree_gets_no_byte_of_a_hostile_one(quickstart: Quickstart, tmp_path: Path, signed: bool) -> None:
+def test_kernels_of_honest_tree_contain_no_hostile_bytes(quickstart: Quickstart, tmp_path: Path, signed: bool) -> None:
     hostile, honest = tree(tmp_path / "hostile"), tree(tmp_path / "honest")
     (hostile / "sitecustomize.py").write_text(POISON)
     (hostile / "flash_attn" / "sitecustomize.py").write_text(POISON)

@@ -71,7 +71,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], 
     monkeypatch.setattr(view, "command", command)
 
 
-def test_nothing_gets_out_and_that_is_remembered(engine: Buildah) -> None:
+def test_successful_probe_is_recorded_and_not_repeated(engine: Buildah) -> None:
     assert probing.probe(engine) == "chroot"
     remembered = json.loads((engine.cache.engine / "isolation.json").read_bytes())
     assert remembered["kernel"] == platform.release()
@@ -90,17 +90,17 @@ def test_probe_reports_keyctl(engine: Buildah, monkeypatch: pytest.MonkeyPatch) 
     assert "keyctl" in refused(engine)
 
 
-def test_the_caller_s_own_ids(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reports_user_ids_of_the_caller(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "ids", lambda: (0, view.COUNT))
     assert "/probe/secret" in refused(engine)
 
 
-def test_the_machine_s_network(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reports_network_of_the_host(engine: Buildah, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(monkeypatch, lambda spec: spec.update(network=True))
     assert "interfaces" in refused(engine)
 
 
-def test_a_hostile_source_gets_nothing(quickstart: Quickstart, tmp_path: Path) -> None:
+def test_every_escape_attempt_of_a_hostile_source_fails(quickstart: Quickstart, tmp_path: Path) -> None:
     tree = escaping_llvm(tmp_path / "hostile", secret=tmp_path / "secret", owned=tmp_path / "owned")
     said = toolchain(
         "build", "llvm", "--source", f"llvm={tree}", "--only", "mlir-tblgen", "--base", "debian13", "--no-contract"

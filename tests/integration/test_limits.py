@@ -113,7 +113,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     ],
     ids=["processes", "bytes", "files", "log", "hours"],
 )
-def test_a_build_is_ended_at_a_limit(
+def test_build_that_exceeds_a_limit_is_stopped(
     here: Here, monkeypatch: pytest.MonkeyPatch, name: str, value: str, script: str
 ) -> None:
     monkeypatch.setenv("TOOLCHAIN_LIMITS", f"{name}={value}")

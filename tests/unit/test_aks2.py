@@ -149,7 +149,7 @@ def test_reader_does_not_hold_all_kernels_in_memory() -> None:
     assert most < size + (64 << 20)
 
 
-def test_kernels_over_the_same_bytes_are_refused(tmp_path: Path) -> None:
+def test_overlapping_kernels_are_refused(tmp_path: Path) -> None:
     """400 kernels over the same 32 MiB, in an archive of 5 KB, once took 12.8 GB of memory."""
     data = _pack(*((0, 32 << 20, b"%d\0" % at) for at in range(400)), content=bytes(32 << 20))
     assert len(data) < 8192

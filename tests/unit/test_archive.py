@@ -167,7 +167,7 @@ def test_download_that_is_always_truncated_is_refused(server: Server, store: Sto
     assert len(server.asked) == archive.ATTEMPTS
 
 
-def test_wrong_digest(server: Server, store: Store) -> None:
+def test_archive_with_another_digest_is_refused(server: Server, store: Store) -> None:
     other = "0" * 64
     with pytest.raises(DigestError) as caught:
         fetch(server, store, other)
@@ -182,7 +182,7 @@ def test_html_page_instead_of_file_is_refused(server: Server, store: Store) -> N
     assert not leftovers(store)
 
 
-def test_missing(server: Server, store: Store) -> None:
+def test_missing_archive_is_reported_without_the_query_of_its_url(server: Server, store: Store) -> None:
     server.mode = "missing"
     with refused("download-refused", "404") as caught:
         fetch_archive(server.url("/x?a=b"), DIGEST, store, offline=False)
@@ -254,7 +254,7 @@ def test_download_over_size_limit_is_refused(server: Server, store: Store) -> No
         "http://127.0.0.1.example.test/x",
     ],
 )
-def test_refused_urls(store: Store, url: str) -> None:
+def test_unsafe_url_is_refused_without_showing_its_secret(store: Store, url: str) -> None:
     with pytest.raises(SourceError) as caught:
         fetch_archive(url, DIGEST, store, offline=False)
     assert "hunter2" not in str(caught.value)

@@ -79,7 +79,7 @@ def pin(folder: Path, commit: str, name: str = "llvm-hash.txt", repository: str 
 
 
 @pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt"])
-def test_a_pin_that_lies_here_is_used_when_it_is_named_and_only_then(here: Here, name: str) -> None:
+def test_pin_in_the_current_folder_is_used_only_if_it_is_named(here: Here, name: str) -> None:
     plain = here.llvm()
     assert plain == (V37.llvm, V37.repository, "")
     pin(here.folder / Path(name).parent, V36.llvm, Path(name).name, repository="evil/llvm-project")
@@ -132,7 +132,7 @@ def test_two_pins_in_one_folder_that_disagree_are_refused(here: Here) -> None:
     assert here.call("plan", "llvm", "--triton", ".")[0] == 4
 
 
-def test_a_checkout_is_what_is_built_when_it_is_named_and_only_then(here: Here) -> None:
+def test_checkout_in_the_current_folder_is_built_only_if_it_is_named(here: Here) -> None:
     here.checkout()
     for target in ("triton", "kernels", "all"):
         assert here.triton("--triton", ".", target=target).startswith("local:a 'folder'")

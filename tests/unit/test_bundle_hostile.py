@@ -88,7 +88,9 @@ def _missing_blob(value: dict[str, Any], _: Layout) -> None:
         (lambda value, _: value.update(artifactType="application/x-picture"), RegistryError, "not-a-bundle"),
     ],
 )
-def test_what_does_not_belong_is_refused(place: Place, edit: Edit, error: type[ToolchainError], id: str) -> None:
+def test_bundle_with_invalid_missing_or_unlocked_entries_is_refused(
+    place: Place, edit: Edit, error: type[ToolchainError], id: str
+) -> None:
     place.change(edit)
     refuses(place, error, id)
 

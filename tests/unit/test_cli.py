@@ -82,7 +82,9 @@ def call(*words: str, **env: str) -> Result:
         (("publish", "oci:/tmp/x", "llvm"), 5, "image-not-found"),
     ],
 )
-def test_bad_input(words: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:
+def test_invalid_command_line_is_refused_and_writes_nothing(
+    words: tuple[str, ...], code: int, says: str, tmp_path: Path
+) -> None:
     done = call(*words)
     assert done.exit_code == code, done.output
     assert (says if code == 2 else f"[{says}]") in done.stderr

@@ -40,7 +40,7 @@ def test_valid_scheduler_address_is_accepted(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["tcp://10.0.0.1:8786", "tcp://scheduler:8786", "tcp://0.0.0.0:8786", "tcp://127.0.0.1.evil.example:1"]
 )
-def test_a_scheduler_that_is_open_to_everyone_is_refused(text: str) -> None:
+def test_scheduler_without_tls_outside_of_loopback_is_refused(text: str) -> None:
     with refused("scheduler-without-tls"):
         check_address(text)
 

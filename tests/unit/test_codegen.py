@@ -163,7 +163,7 @@ def test_each_codegen_pin_has_rule() -> None:
     assert {pin.target for row in triton_releases() for pin in row.codegen} <= {rule.target for rule in codegens()}
 
 
-def test_an_llvm_that_no_rule_knows_is_refused_by_name(request_: Request, tree: Path) -> None:
+def test_llvm_for_a_gpu_without_a_rule_is_refused(request_: Request, tree: Path) -> None:
     (tree / "cmake/intel-llvm-build-info.json").write_text("{}")
     with refused("unknown-codegen"):
         plan(request_, "triton")

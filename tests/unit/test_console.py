@@ -134,7 +134,7 @@ def test_percent_sign_is_escaped_in_github_annotations(
     assert capsys.readouterr().err == "::warning::50 %250A::error::forged\n"
 
 
-def test_names_of_strangers_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped_in_text_output(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b[2K\x1b[1A\x1b[32mtrusted\r\x9b31m"
     logs.setup(0)
     console.note(evil)

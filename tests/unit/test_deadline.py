@@ -83,7 +83,7 @@ def test_deadline_is_accepted_in_a_thread() -> None:
     assert done
 
 
-def test_verify_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_limits_the_whole_time_of_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry sends header lines fast enough, but sends them without end."""
     monkeypatch.setattr(pace, "RATE", 0.0)
 
@@ -99,7 +99,7 @@ def test_verify_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - began < 100
 
 
-def test_a_blob_that_does_not_fit_is_not_asked_for(tmp_path: Path) -> None:
+def test_blob_larger_than_the_free_space_is_not_requested(tmp_path: Path) -> None:
     blob = Descriptor(media.LAYER, sha256_bytes(b""), 1 << 60)
     with slow(lambda _: iter([b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"])) as server, Registry(server.host) as it:
         with pytest.raises(ResourceError):

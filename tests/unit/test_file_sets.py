@@ -155,7 +155,7 @@ class Recording:
 
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 3), (5, 15)])
-def test_a_process_serves_one_set_and_has_a_folder_of_its_own(tmp_path: Path, workers: int, most: int) -> None:
+def test_process_serves_one_set_of_files_and_has_a_separate_folder(tmp_path: Path, workers: int, most: int) -> None:
     rules = [rule_of(f"{name}.py", kernel=f"k{number}") for number in range(6) for name in "abc"]
     start = Recording(tmp_path / "workers")
     start.fake.provide(rules)
@@ -264,7 +264,7 @@ class Spy:
 
 @pytest.mark.parametrize("seed", [None, 1], ids=["", "varied"])
 @pytest.mark.parametrize("project", [kernels.PROJECT, aotriton_images.PROJECT], ids=["flash-attn", "aotriton"])
-def test_a_compile_process_inherits_what_is_named_and_nothing_else(
+def test_compile_process_gets_only_the_named_variables_and_files(
     hostile: Path, tmp_path: Path, project: KernelProject, seed: int | None
 ) -> None:
     spy = Spy(tmp_path)

@@ -164,7 +164,7 @@ def plant(folder: Path, target: Path) -> None:
         (folder / name).symlink_to(target)
 
 
-def test_publishing_follows_no_links(tmp_path: Path, secret: Path) -> None:
+def test_publish_does_not_follow_links(tmp_path: Path, secret: Path) -> None:
     """The links are at the paths of the blobs, and of the partial files of earlier versions."""
     made = Layout(tmp_path / "made").ensure()
     index = small_index(made, tmp_path, size=1000)
@@ -221,7 +221,7 @@ def test_blob_that_is_not_a_regular_file_is_missing(
 @pytest.mark.parametrize(
     ("name", "kind"), [*(("index.json", kind) for kind in NOT_REGULAR), ("oci-layout", "link"), ("oci-layout", "pipe")]
 )
-def test_a_layout_is_read_from_regular_files_alone(
+def test_layout_file_that_is_not_regular_is_refused(
     tmp_path: Path, secret: Path, kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = Layout(tmp_path / "layout").ensure()

@@ -65,7 +65,7 @@ def test_found_file_sets_options_that_cannot_decide_about_trust(here: Path, name
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_found_file_with_any_other_key_is_refused_by_name(here: Path, name: str) -> None:
+def test_found_file_with_a_forbidden_key_is_refused_with_its_name(here: Path, name: str) -> None:
     (here / "toolchain.toml").write_text(f"jobs = 3\n{name} = {REFUSED[name]}\n")
     said = call("plan", "base", code=3).stderr
     assert f" {name} = " in said
@@ -86,7 +86,7 @@ def test_a_found_file_with_any_other_key_is_refused_by_name(here: Path, name: st
         ("glibc", "../floor"),
     ],
 )
-def test_a_found_file_names_only_versions_on_record(here: Path, name: str, value: str) -> None:
+def test_found_file_with_an_unrecorded_value_is_refused(here: Path, name: str, value: str) -> None:
     """A commit is refused too, because GitHub serves the commits of every fork under the name of the original."""
     (here / "toolchain.toml").write_text(f'{name} = "{value}"\n')
     with pytest.raises(ConfigError):
@@ -110,7 +110,7 @@ def test_named_file_applies_to_verify(here: Path, monkeypatch: pytest.MonkeyPatc
     assert "none.pub" in call("verify", "oci:x", code=3).stderr
 
 
-def test_no_file_of_a_folder_above_is_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_file_of_a_parent_folder_is_not_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "toolchain.toml").write_text('base = "ubi9"\nreuse-from = "evil.example/ns"\n')
     below = here / "a" / "b"
     below.mkdir(parents=True)
@@ -121,7 +121,7 @@ def test_no_file_of_a_folder_above_is_read(here: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("variable", "empty"), [(name, " " * (at % 2)) for at, name in enumerate(NEVER_EMPTY)])
-def test_an_empty_variable_skips_no_check(
+def test_empty_variable_that_would_skip_a_check_is_refused(
     here: Path, variable: str, empty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = variable.removeprefix("TOOLCHAIN_")

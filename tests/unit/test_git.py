@@ -130,7 +130,7 @@ def test_revision_that_is_not_a_full_commit_is_refused(repository: Path, store: 
         "https://hunter2@example.test/r",
     ],
 )
-def test_refused_urls(store: Store, url: str) -> None:
+def test_unsafe_url_is_refused_without_showing_its_password(store: Store, url: str) -> None:
     with pytest.raises(SourceError) as caught:
         fetch_git(url, "a" * 40, store, offline=False)
     assert "hunter2" not in str(caught.value)
@@ -185,7 +185,7 @@ def test_git_configuration_of_the_user_is_ignored(
 
 
 @pytest.mark.parametrize("swapped", ["commit", "tree", "blob"])
-def test_a_server_cannot_give_another_tree(repository: Path, store: Store, swapped: str) -> None:
+def test_object_that_differs_from_its_git_id_is_refused(repository: Path, store: Store, swapped: str) -> None:
     """The repository has the bytes of another object under the name of an object."""
     sha = git(repository, "rev-parse", "HEAD")
     victim = git(repository, "rev-parse", {"commit": sha, "tree": f"{sha}^{{tree}}", "blob": f"{sha}:run"}[swapped])

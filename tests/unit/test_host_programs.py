@@ -272,7 +272,7 @@ def test_apt_runs_no_hooks_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_p
     shutil.which("git") is None, reason="GIT IS NOT INSTALLED: what it runs in a checkout is NOT tested"
 )
 @pytest.mark.parametrize("url", ["ext::sh -c touch% {ran}", "{tree}"])
-def test_a_checkout_fetches_nothing_when_it_is_asked_for_a_commit(tmp_path: Path, url: str) -> None:
+def test_missing_object_of_a_partial_clone_is_not_fetched(tmp_path: Path, url: str) -> None:
     """In a partial clone, git would fetch a missing object from the remote that the checkout's configuration names."""
     tree, ran = tmp_path / "tree", tmp_path / "ran"
 

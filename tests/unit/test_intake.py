@@ -41,7 +41,7 @@ def test_binary_without_a_decision_is_refused_by_name(triton: Path, tmp_path: Pa
     assert caught.value.code == 15
 
 
-def test_allowed_by_name_and_replaced_by_default(triton: Path, tmp_path: Path) -> None:
+def test_libdevice_is_allowed_by_name_and_amd_bitcode_replaced_by_default(triton: Path, tmp_path: Path) -> None:
     intake, findings = take_in("triton", triton, request(tmp_path, allow=("libdevice",)))
     assert [row.path for row in intake.allowed] == [NVIDIA]
     assert sorted(intake.replaced) == [f"{AMD}/ockl.bc", f"{AMD}/ocml.bc"]

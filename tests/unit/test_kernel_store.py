@@ -195,7 +195,7 @@ def test_forged_record_is_recompiled_and_replaced(tmp_path: Path, forged: str) -
     assert Machine(tmp_path / "third").run(store_at(tmp_path)).shared["taken"] == 3
 
 
-def test_with_a_key_only_what_it_signed_counts(tmp_path: Path) -> None:
+def test_only_results_signed_by_the_given_key_are_taken(tmp_path: Path) -> None:
     Machine(tmp_path / "unsigned").run(store_at(tmp_path))
     result = Machine(tmp_path / "signed").run(store_at(tmp_path), key=PlainKey("ours"))
     assert (result.shared["taken"], result.shared["unsigned"], result.shared["added"]) == (0, 3, 3)

@@ -38,7 +38,7 @@ def test_invalid_number_of_kernels_to_check_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(("key", "store", "warned"), [("own", "s", False), (None, "s", True)])
-def test_a_store_without_a_key_is_told(
+def test_note_is_printed_for_a_store_without_a_key(
     key: str | None,
     store: str | None,
     warned: bool,

@@ -54,7 +54,7 @@ def tar(path: Path, *members: tuple[str, bytes], extra: tuple[tarfile.TarInfo, .
     return path
 
 
-def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+def test_name_that_is_not_utf8_is_escaped(tmp_path: Path) -> None:
     path = tar(tmp_path / "t", ("./a\udcff", b"x"))
     (one,) = layer_files(path, media.LAYER)
     assert one.path == "a\\xff"

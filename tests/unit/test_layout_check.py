@@ -120,7 +120,7 @@ def test_layer_bomb_is_refused(layout: Layout, tmp_path: Path, how: str, monkeyp
         layer_files(layout.blob(layer.digest), layer.media_type)
 
 
-def test_many_layers_that_unpack_to_much_are_not_unpacked_all(
+def test_layers_that_together_unpack_above_the_limit_are_a_fault(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each layer may be small, so the size of all unpacked layers together is limited, too."""

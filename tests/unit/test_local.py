@@ -95,7 +95,7 @@ def test_archives_and_wheels_are_sources(here: Path, how: str) -> None:
         assert make_request(cache=here / "cache", source=[f"triton={file}"]).sources["triton"].where == file
 
 
-def test_nothing_that_a_checkout_configures_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_a_checkout_configures_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, mark = tmp_path / "llvm-project", tmp_path / "mark"
     small_llvm(tree, ("llvm", "mlir", "lld", "cmake", "third-party"))
     script = tmp_path / "evil"

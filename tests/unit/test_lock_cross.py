@@ -95,7 +95,7 @@ def test_lock_contains_each_system_that_the_build_uses(
     assert not opened.complete
 
 
-def test_the_verbs(cache: Cache) -> None:
+def test_lock_of_two_architectures_is_checked_by_plan_build_and_lock(cache: Cache) -> None:
     def call(*words: str) -> Any:
         done = CliRunner().invoke(app, [*words, *LLVM, "--arch", "amd64,arm64"])
         assert "Traceback" not in done.stderr

@@ -256,7 +256,9 @@ def test_other_patch_or_base_differs_from_the_lock(here: Here, checkout: Path, t
         (("bundle", "export", "oci:x", "base"), 5, "base-not-built"),
     ],
 )
-def test_bad_input(here: Here, words: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:
+def test_failed_verb_reports_its_reason_and_writes_nothing(
+    here: Here, words: tuple[str, ...], code: int, says: str, tmp_path: Path
+) -> None:
     done = here.call(*words)
     assert done.exit_code == code, done.stderr
     assert f"[{says}]" in done.stderr

@@ -339,7 +339,7 @@ def test_login_from_netrc_is_not_sent(
 
 @pytest.mark.parametrize("form", ["Basic", "Bearer"])
 @pytest.mark.parametrize("here", [True, False], ids=["the same host", "another host"])
-def test_a_redirect_takes_the_login_along_on_the_same_host_alone(
+def test_redirect_keeps_the_login_only_on_the_same_host(
     odd: Odd, registry: Registry, tmp_path: Path, form: str, *, here: bool
 ) -> None:
     name = "127.0.0.1" if here else "localhost"

@@ -56,7 +56,7 @@ def verify(ref: str, *words: str) -> tuple[int, str]:
 
 @pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("case", CASES)
-def test_an_ambiguous_folder_is_not_trusted(shelf: Shelf, stand: Stand, case: str, tmp_path: Path) -> None:
+def test_layout_is_trusted_only_if_it_is_unambiguous(shelf: Shelf, stand: Stand, case: str, tmp_path: Path) -> None:
     change, trusted = CASES[case]
     copy = shelf.copy(tmp_path / "layout")
     change(copy)

@@ -128,7 +128,7 @@ EVERYWHERE = [in_body, in_chunks, in_header, before_header, provisional, in_redi
 
 
 @pytest.mark.parametrize("answer", EVERYWHERE)
-def test_a_manifest_that_trickles(answer: Callable[[int], Iterator[bytes]]) -> None:
+def test_slow_manifest_is_refused_without_a_retry(answer: Callable[[int], Iterator[bytes]]) -> None:
     began = time.monotonic()
     with slow(answer) as server, Registry(server.host, backoff=0) as registry, pytest.raises(TooSlowError) as caught:
         registry.get_manifest("a/b", "latest")
@@ -240,7 +240,7 @@ def test_slow_but_steady_server_is_accepted(monkeypatch: pytest.MonkeyPatch) -> 
         assert got.content == b"x" * 60
 
 
-def test_no_redirect_leaves_https(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redirect_from_https_to_http_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest of a tag's manifest is not known, so a forged manifest would not be noticed."""
     with web.session(0, 0) as client:
         answer = requests.Response()

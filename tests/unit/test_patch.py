@@ -113,7 +113,7 @@ THROUGH = """diff --git a/l/victim b/l/victim
 
 
 @pytest.mark.parametrize("name", [*LEAVING, *UNFIT])
-def test_refused(tmp_path: Path, tree: Path, name: str) -> None:
+def test_patch_that_leaves_the_tree_or_does_not_apply_is_refused(tmp_path: Path, tree: Path, name: str) -> None:
     text = LEAVING.get(name) or UNFIT[name]
     with pytest.raises(PatchError) as caught:
         apply_patches(tree, [patch(tmp_path, text)], tmp_path / "dest")
@@ -122,7 +122,7 @@ def test_refused(tmp_path: Path, tree: Path, name: str) -> None:
     assert (tmp_path / "victim").read_text() == "old\n"
 
 
-def test_missing(tmp_path: Path) -> None:
+def test_missing_patch_is_refused(tmp_path: Path) -> None:
     with refused("patch-unreadable"):
         check_patch(tmp_path / "none")
 
@@ -133,7 +133,7 @@ def test_patch_that_adds_a_link_out_of_the_tree_is_refused(tmp_path: Path, tree:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_write_through_a_link(tmp_path: Path, tree: Path, together: bool) -> None:
+def test_patch_that_writes_through_a_link_is_refused(tmp_path: Path, tree: Path, together: bool) -> None:
     link = LINK.replace("../..", "..")
     texts = [link + THROUGH] if together else [link, THROUGH]
     with pytest.raises(PatchError):
@@ -141,7 +141,7 @@ def test_write_through_a_link(tmp_path: Path, tree: Path, together: bool) -> Non
     assert (tmp_path / "victim").read_text() == "old\n"
 
 
-def test_a_patch_that_unpacks_to_gigabytes_is_refused(
+def test_binary_patch_that_states_a_huge_size_is_refused(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """git allocates the size that a binary patch states. A patch of three megabytes took three gigabytes."""

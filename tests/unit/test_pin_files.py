@@ -358,7 +358,7 @@ def test_checkout_without_codegen_pin_files_gives_no_pins(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("what", ["info", "build_info"])
-def test_an_llvm_that_no_rule_knows_is_refused_by_name(what: str, tmp_path: Path) -> None:
+def test_codegen_pin_without_a_rule_is_refused_with_its_file_name(what: str, tmp_path: Path) -> None:
     tree = codegen(tmp_path, amd_info=PIN, **{f"intel_{what}": PIN})
     with refused("unknown-codegen") as caught:
         read_codegen_pins(tree)

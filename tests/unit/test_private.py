@@ -42,7 +42,7 @@ def private_tree(folder: Path) -> SourceSpec:
     return SourceSpec(kind="local", where=str(folder))
 
 
-def test_a_private_tree_is_not_read_in_the_store(place: Path) -> None:
+def test_other_user_cannot_read_a_private_tree_in_the_store(place: Path) -> None:
     cache = Cache(place / "cache")
     spec = private_tree(place / "tree")
     got = fetch_source(locate("notes", spec, cache=cache), cache=cache, offline=True)
@@ -55,7 +55,7 @@ def test_a_private_tree_is_not_read_in_the_store(place: Path) -> None:
     assert read_by_another(SECRET.decode(), place) == ["code.c"]
 
 
-def test_an_existing_cache_becomes_private(place: Path) -> None:
+def test_existing_cache_is_made_private(place: Path) -> None:
     cache = Cache(place / "cache")
     cache.make()
     for folder in (cache.store / "files", cache.images):

@@ -133,7 +133,7 @@ def test_wheel_name_gives_its_python(name: str, python: str, later: bool) -> Non
 
 
 @pytest.mark.parametrize("name", [WHEEL, SDIST])
-def test_wrong_digest(index: Path, tmp_path: Path, name: str) -> None:
+def test_file_with_another_digest_is_refused(index: Path, tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / "store")
     other = hashlib.sha256(b"other").hexdigest()
     with pytest.raises(DigestError) as caught:

@@ -196,7 +196,7 @@ def test_deleted_manifest_is_dropped_from_a_refused_fallback_index(
         assert digests(referrers(ref, subject.digest, registry=registry)) == digests(tuple(made[1:]))
 
 
-def test_an_image_under_that_tag_is_not_written_over(
+def test_image_under_the_fallback_tag_is_not_overwritten(
     without_api: FakeRegistry, layout: Layout, subject: Descriptor
 ) -> None:
     image = (media.MANIFEST, layout.read(about(layout, subject, "another image")))

@@ -134,7 +134,7 @@ def test_foreign_keys_of_a_signature_manifest_are_dropped(stand: Stand, *, folde
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_an_image_under_that_tag_is_not_written_over(stand: Stand, index: bool) -> None:
+def test_image_under_a_signature_tag_is_not_overwritten(stand: Stand, index: bool) -> None:
     there = stand.index if index else stand.manifest
     with fake_registry() as server, connection(server) as registry:
         tag = about_tag(stand.index.digest, "sig")

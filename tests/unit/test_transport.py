@@ -76,7 +76,7 @@ def serving(server: Server) -> Iterator[Server]:
         server.server_close()
 
 
-def test_a_store_elsewhere_cannot_ask_for_the_login(tmp_path: Path) -> None:
+def test_store_behind_a_redirect_does_not_get_the_login(tmp_path: Path) -> None:
     """The registry redirects the request to a store, and the store names itself as the token service."""
     with serving(Server("127.0.0.1")) as registry, serving(Server("localhost")) as store:
         registry.elsewhere = f"http://{store.address}/blob"

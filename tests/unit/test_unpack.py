@@ -178,7 +178,7 @@ HOSTILE: dict[str, list[Entry]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile(tmp_path: Path, name: str) -> None:
+def test_hostile_archive_is_refused(tmp_path: Path, name: str) -> None:
     archive = write(tmp_path / "a.tar", [file("t/first"), *HOSTILE[name]])
     dest = tmp_path / "in" / "dest"
     dest.parent.mkdir()
@@ -199,7 +199,7 @@ def test_hostile_member_outside_the_requested_part_is_refused(tmp_path: Path) ->
         unpack_tar(archive, tmp_path / "d", part=Part(("llvm",)))
 
 
-def test_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_above_the_limit_of_bytes_or_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = write(tmp_path / "a.tar", [file(f"t/{n}", b"\0" * 1000) for n in range(20)])
     monkeypatch.setattr(unpack, "LIMIT_BYTES", 20_000)
     monkeypatch.setattr(unpack, "LIMIT_FILES", 20)

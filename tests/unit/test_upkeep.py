@@ -443,7 +443,7 @@ def test_size_of_a_linked_cache_is_that_of_its_target(cache: Cache, tmp_path: Pa
     assert json.loads(done.stdout) == {"cache": str(link), "bytes": disk_bytes(cache.root)}
 
 
-def test_the_verbs(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_verbs_list_and_prune_unless_the_cache_is_in_use(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(cache.root))
     monkeypatch.setenv("COLUMNS", "200")
     run = CliRunner().invoke

@@ -87,7 +87,7 @@ def test_image_without_a_signed_sbom_or_provenance_is_untrusted(stand: Stand, tm
     assert wrong(look(other), "sbom") == "statement-other-key"
 
 
-def test_evidence_of_another_image(stand: Stand, tmp_path: Path) -> None:
+def test_statements_about_another_image_are_refused(stand: Stand, tmp_path: Path) -> None:
     """The statements are true and signed by the key, but their subject is another image."""
     other = Stand(Layout(tmp_path / "other"), tmp_path / "w", image_facts(image="other", partial="x"), stand.signer)
     changed = small_image(other.layout, other.work, files={TOOL: b"other"}, label=other.image_facts.record.input_digest)
@@ -260,7 +260,7 @@ def test_malformed_provenance_is_refused(stand: Stand, gone: tuple[str | int, ..
     assert wrong(look(stand)) == "statement-malformed"
 
 
-def test_age(stand: Stand) -> None:
+def test_image_too_old_or_from_the_future_is_refused(stand: Stand) -> None:
     stand.say_all()
     assert look(stand, max_age=11).verdict == "trusted"
     assert wrong(look(stand, max_age=9)) == "build-too-old"
@@ -270,7 +270,7 @@ def test_age(stand: Stand) -> None:
     assert wrong(verdict) == "build-in-future"
 
 
-def test_prebuilt_things_need_a_name(tmp_path: Path) -> None:
+def test_source_only_refuses_prebuilt_inputs_that_are_not_allowed(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", image_facts(binaries=["triton-wheel"]))
     stand.say_all()
     assert look(stand).verdict == "trusted"

@@ -40,7 +40,7 @@ def packed(*names: str, content: bytes = b"content", **about: int) -> bytes:
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_names_that_lead_to_one_place_or_none_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_conflicting_or_too_long_names_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     wheel = tmp_path / "a-1-py3-none-any.whl"
     wheel.write_bytes(packed(*names))
     with pytest.raises(HostileInputError):

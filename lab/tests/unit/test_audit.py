@@ -346,7 +346,9 @@ def test_try_refuses_invalid_metadata_and_interpreters(campaign: Path, tmp_path:
     attempt(kernel, "--with-python", "", code=ConfigError.code)
 
 
-def test_a_wheel_runs_nothing_on_the_host(campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_a_wheel_does_not_run_on_the_host(
+    campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither the modules that Python imports at its start nor the package itself may run."""
     ran = tmp_path / "ran"
     tag = f"cp3{sys.version_info[1]}"
@@ -379,7 +381,7 @@ def test_wheel_that_answers_for_the_worker_is_a_compile_error(
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_current_folder_is_no_triton_and_not_shown(
+def test_current_folder_is_not_imported_and_is_hidden_from_the_compiler(
     campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compiler sees the package alone: neither the current folder nor other packages next to it."""

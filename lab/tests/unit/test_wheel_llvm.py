@@ -296,7 +296,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_wheel_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_hostile_wheel_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "triton-1-py3-none-any.whl"
     make(path)
     with pytest.raises(HostileInputError) as caught:
