@@ -74,7 +74,7 @@ def test_foreign_kernels_must_be_excluded_by_name(tmp_path: Path) -> None:
     assert foreign_in(tmp_path) == ("flydsl",)
 
 
-def test_generation_knows_number_of_kernels_by_gpu() -> None:
+def test_generation_has_number_of_kernels_of_each_gpu() -> None:
     assert generation_of("0.11b").kernels(("gfx942",)) == 15647
     assert generation_of("0.13b").kernels(("gfx942", "gfx1201")) == 19001 + 23883
     assert generation_of("0.8b").kernels(("gfx942",)) is None, "its generator was not counted"

@@ -288,7 +288,7 @@ def test_tree_that_differs_from_its_locked_digest_is_refused(place: Place) -> No
     refuses(place, HostileInputError, "bundle-lock-contradictory", "triton")
 
 
-def test_own_lock_without_tree_refuses_bundle_with_tree(place: Place) -> None:
+def test_bundle_with_tree_is_refused_by_a_lock_without_tree(place: Place) -> None:
     """A commit cannot be compared with a tree, so a lock without the tree cannot confirm that of the bundle."""
     own = _lock(place)
     url, commit = "https://h.example/t", "a" * 40

@@ -193,7 +193,7 @@ def test_a_tree_whose_build_would_download_is_refused(request_: Request, tree: P
     assert name in caught.value.why
 
 
-def test_a_tree_without_the_librarys_files_is_refused(request_: Request, tree: Path) -> None:
+def test_tree_without_the_files_of_the_library_is_refused(request_: Request, tree: Path) -> None:
     for name in RULE.reads:
         (tree / name).rename(tree / "moved")
         with refused("codegen-source-missing") as caught:
@@ -202,7 +202,7 @@ def test_a_tree_without_the_librarys_files_is_refused(request_: Request, tree: P
         (tree / "moved").rename(tree / name)
 
 
-def test_a_link_among_the_librarys_files_is_refused(tree: Path) -> None:
+def test_link_among_the_files_of_the_library_is_refused(tree: Path) -> None:
     assert read_files(tree, RULE) == sorted(
         [f"{PROJECT}/CMakeLists.txt", f"{PROJECT}/small.cpp", "LICENSE", "include/triton/Tools/LLVMOptions.h",
          "lib/Tools/LLVMOptions.cpp"]
@@ -212,7 +212,7 @@ def test_a_link_among_the_librarys_files_is_refused(tree: Path) -> None:
         read_files(tree, RULE)
 
 
-def test_a_tree_with_other_llvms_than_planned_is_refused(tree: Path) -> None:
+def test_tree_that_pins_other_llvms_than_planned_is_refused(tree: Path) -> None:
     compare_pins(tree, {"AMDGPU": f"{AMD}-1"})
     compare_pins(tree, {"AMDGPU": "22.1.8-0"}, named=["AMDGPU"])
     for planned_for in ({}, {"AMDGPU": f"{CORE}-1"}):

@@ -392,7 +392,7 @@ def test_the_deepest_image_that_can_be_read_can_be_written(layout: Layout, tmp_p
     assert published.digest == top.digest
 
 
-def test_a_blob_that_cannot_be_read_is_not_held(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_blob_is_treated_as_missing(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     blob = layout.put_bytes(b"content", media.CONFIG)
 
     def unreadable(path: Path) -> None:

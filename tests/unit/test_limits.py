@@ -78,6 +78,6 @@ def test_kill_is_repeated_until_docker_knows_the_container(tmp_path: Path) -> No
     assert watch.reached == "hours"
 
 
-def test_empty_note_means_a_full_disk(tmp_path: Path) -> None:
+def test_empty_note_is_read_as_a_full_disk(tmp_path: Path) -> None:
     (tmp_path / container_limits._NOTE).touch()
     assert container_limits.reached(tmp_path) == container_limits.Reached("free-bytes", ())

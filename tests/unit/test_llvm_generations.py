@@ -157,7 +157,7 @@ def test_triton_checkout_gets_the_parts_for_the_llvm_that_it_pins(
         ("git", "https://example.org/llvm", "0" * 40, None),
     ],
 )
-def test_major_version_before_a_fetch_is_that_of_the_package(
+def test_major_version_before_a_fetch_is_known_only_from_a_package(
     kind: str, where: str, version: str, major: int | None
 ) -> None:
     source = Source(name="llvm", kind=kind, where=where, version=version, digest=None, path=None, locked=True)  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def test_mirrors_are_found_before_the_first_apt_update(monkeypatch: pytest.Monke
     ]
 
 
-def test_key_of_a_mirror_is_that_of_its_own_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_key_of_a_mirror_is_read_from_the_entry_of_the_mirror(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sources = tmp_path / "a.sources"
     sources.write_text(
         "Types: deb\nURIs: http://other.test/\nSuites: trixie-pgdg\nSigned-By: /pgdg\n\n"

@@ -52,7 +52,7 @@ def test_contradicting_pin_files_are_refused(first: str, second: str, tmp_path: 
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_build_info_names_the_fork(whole: bool, tmp_path: Path) -> None:
+def test_repository_of_a_pin_is_read_from_its_build_info(whole: bool, tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
     (tmp_path / "llvm-build-info.json").write_text(info(NOWHERE, repository="someone/llvm-fork"))
     pin = read_pin(tmp_path if whole else tmp_path / "llvm-info.json")

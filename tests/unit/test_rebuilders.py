@@ -112,7 +112,7 @@ def test_summary_has_reproduced_level_only_with_two_operators(stand: Stand) -> N
         {"internalParameters": {"image": "thing", "inputDigest": 10**400}},
     ],
 )
-def test_provenance_about_something_else_is_not_counted(stand: Stand, lie: dict[str, Any]) -> None:
+def test_malformed_or_mismatched_provenance_satisfies_no_rebuilder(stand: Stand, lie: dict[str, Any]) -> None:
     signer = ed25519_signer()
     say(stand, signer, **lie)
     told = check(stand, (ALICE, signer, "alice"), needed=1, code=UntrustedError.code)

@@ -70,7 +70,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     return {**WHOLE, **changes}
 
 
-def test_a_record_is_read() -> None:
+def test_fields_and_facts_of_a_record_are_parsed() -> None:
     record = Record.from_bytes(json.dumps(WHOLE).encode())
     (llvm,) = record.sources
     assert (llvm.kind, llvm.patches) == ("git", (Patch("a.patch", f"sha256:{'3' * 64}"),))
@@ -89,7 +89,7 @@ def test_record_round_trips_through_json() -> None:
 
 
 @pytest.mark.parametrize("version", [None, 1, VERSION + 1])
-def test_another_version_is_refused(version: int | None, tmp_path: Path) -> None:
+def test_record_of_another_version_is_not_used(version: int | None, tmp_path: Path) -> None:
     with pytest.raises(OtherVersionError):
         Record.parse(changed(version=version))
     cache = Cache(tmp_path)
@@ -103,7 +103,7 @@ def test_another_version_is_refused(version: int | None, tmp_path: Path) -> None
     assert "toolchain cache prune" in done.stderr
 
 
-def test_keys_match_the_record_version() -> None:
+def test_change_of_record_keys_requires_a_new_version() -> None:
     """A new key needs a new version, because otherwise an older tool takes a bundle with that key for hostile."""
     keys = {
         2: "arch binaries compressor facts finished image input_digest inputs isolation layers manifest partial request"

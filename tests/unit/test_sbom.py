@@ -257,7 +257,7 @@ def test_os_release_and_dpkg_sources_are_parsed() -> None:
     assert [one.source for one in parse_dpkg_status(text)] == ["b 1-2+b1", "c 1-2", ""]
 
 
-def test_the_same_image_has_the_same_document(tmp_path: Path) -> None:
+def test_equal_images_have_equal_documents(tmp_path: Path) -> None:
     one = Stand(Layout(tmp_path / "a"), tmp_path / "work a")
     other = Stand(Layout(tmp_path / "b"), tmp_path / "work b")
     assert canonical(one.sbom()) == canonical(other.sbom())

@@ -90,7 +90,7 @@ def test_each_header_is_seen_once_where_tarfile_calls_the_private_method(patched
     assert seen_by(module) == ["x", "0", "0", "end"]
 
 
-def test_tarfile_that_bypasses_look_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tarfile_that_bypasses_the_header_check_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = fresh()
     monkeypatch.setattr(module, "CheckedHeader", tarfile.TarInfo)
     with refused("tar-reader-unknown"):

@@ -285,12 +285,12 @@ def test_fresh_drops_a_damaged_entry(
 # Tests of kernels that Triton misses, which `require_hit` reports beforehand where it can.
 
 
-def test_call_with_another_sequence_length_is_missed(cache: Cache, tmp_path: Path) -> None:
+def test_kernel_of_another_sequence_length_is_a_cache_miss(cache: Cache, tmp_path: Path) -> None:
     _, hits = looked_for(copied(cache, tmp_path), tmp_path, [call("backward", seq=256)])
     assert hits == [False, True]  # the second kernel does not depend on the length
 
 
-def test_cache_is_missed_if_a_variable_is_set(cache: Cache, tmp_path: Path) -> None:
+def test_set_variable_causes_a_cache_miss(cache: Cache, tmp_path: Path) -> None:
     """The variable is set to its default value."""
     about, hits = looked_for(cache.mount, tmp_path, AMDGCN_USE_BUFFER_OPS="1")
     with refused("cache-variables-set"):
@@ -298,7 +298,7 @@ def test_cache_is_missed_if_a_variable_is_set(cache: Cache, tmp_path: Path) -> N
     assert hits == [False]
 
 
-def test_cache_is_missed_by_another_triton(cache: Cache, tmp_path: Path) -> None:
+def test_another_triton_causes_a_cache_miss(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "site/triton").mkdir(parents=True)
     for path in Path(cache.about["path"]).iterdir():
         (tmp_path / "site/triton" / path.name).symlink_to(path)
@@ -312,7 +312,7 @@ def test_cache_is_missed_by_another_triton(cache: Cache, tmp_path: Path) -> None
     assert hits == [False]
 
 
-def test_moved_cache_is_missed(cache: Cache, tmp_path: Path) -> None:
+def test_moved_cache_causes_a_cache_miss(cache: Cache, tmp_path: Path) -> None:
     moved = replace(cache, folder=tmp_path)
     shutil.copytree(cache.mount, tmp_path / "elsewhere")
     cache.mount.rename(tmp_path / "gone")  # while this folder exists, Triton finds the files that the groups name
@@ -405,7 +405,7 @@ def test_layer_with_another_compression_is_refused(cache: Cache, tmp_path: Path,
 
 
 @pytest.mark.parametrize("wheel", ["vllm", "aiter"])
-def test_functions_of_the_module_are_those_of_the_calls(wheel: str) -> None:
+def test_module_has_exactly_the_functions_in_the_table_of_calls(wheel: str) -> None:
     table = calls_of(wheel)
     tree = ast.parse((CALLS.parent / f"{table.module}.py").read_text())
     (made_,) = [

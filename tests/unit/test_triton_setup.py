@@ -55,7 +55,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "build/src"
 
 
-def test_setup_folder_is_that_of_setup_py(source: Path, tmp_path: Path) -> None:
+def test_setup_folder_is_the_folder_with_setup_py(source: Path, tmp_path: Path) -> None:
     (source / "python/setup.py").write_text(OLD)
     assert prepared(tmp_path, 'echo "$setup"').strip() == str(source / "python")
     (source / "setup.py").write_text(OFFLINE)

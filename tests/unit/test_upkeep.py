@@ -417,7 +417,7 @@ def held(cache: Cache) -> bool:
         return f"by pid {os.getpid()}" in error.what
 
 
-def test_alone_fails_at_once_and_in_use_waits_for_it(cache: Cache) -> None:
+def test_exclusive_lock_fails_at_once_and_shared_lock_waits(cache: Cache) -> None:
     with in_use(cache), in_use(cache):
         assert held(cache)
     assert not held(cache)

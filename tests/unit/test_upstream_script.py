@@ -67,7 +67,7 @@ def test_equal_objects_and_equal_failures_pass() -> None:
         ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(TypeError: boom\), an object there"),
     ],
 )
-def test_other_bytes_or_a_failure_of_one_side_are_an_error(answers: dict[str, Answer], pattern: str) -> None:
+def test_different_bytes_or_a_failure_on_one_side_is_an_error(answers: dict[str, Answer], pattern: str) -> None:
     with pytest.raises(ContractError) as caught:
         compare([entry("a", "done", "ff")], [entry("b", "failed")], answers)
     assert re.search(pattern, caught.value.why)

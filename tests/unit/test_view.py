@@ -11,7 +11,7 @@ from toolchain.engine import view
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT ROOT: only root can give files to other users")
-def test_whole_option_of_own_includes_files_added_later(tmp_path: Path) -> None:
+def test_own_with_whole_changes_the_owner_of_files_added_later(tmp_path: Path) -> None:
     first, _ = view.ids()
     folder = tmp_path / "plan"
     view.own(folder)

@@ -39,7 +39,7 @@ def test_retries_end_with_the_last_error() -> None:
     assert caught.value.__suppress_context__, "what HTTP libraries raise holds tokens"
 
 
-def test_only_a_new_highest_position_is_progress() -> None:
+def test_retries_are_reset_only_by_a_new_highest_position() -> None:
     waits: list[float] = []
     positions = iter(
         PROGRESS * place + more for place, more in ((1, 0), (2, 0), (3, 0), (3, PROGRESS - 1), (2, 0), (3, 0))

@@ -92,7 +92,7 @@ def test_several_wheels_share_an_image_with_the_needs_of_each(cache: Cache) -> N
     }
 
 
-def test_all_contains_requested_wheels_and_an_llvm_that_is_needed(cache: Cache) -> None:
+def test_all_stage_includes_requested_wheels_and_a_needed_llvm(cache: Cache) -> None:
     def all_of(**options: Any) -> list[str]:
         given = {"base": "debian13", "sources": TRITON, "wheels": ("flash-attn",), **options}
         return [row.planned.name for row in plan(request_of(cache=cache, **given), "all")]
@@ -106,7 +106,7 @@ def test_all_contains_requested_wheels_and_an_llvm_that_is_needed(cache: Cache) 
 
 
 @pytest.mark.parametrize("target", ["aiter", "triton-cache"])
-def test_a_bundle_brings_torch_and_all_sources(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_contains_torch_and_all_sources(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolchain.core.console.warn", lambda text: None)
     here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
     finished_base(here, tmp_path / "base")

@@ -182,7 +182,7 @@ def test_jobs_have_timeouts_and_only_tests_run_on_pull_requests() -> None:
         assert ("pull_request" in on) == (path.stem == "test")
 
 
-def test_a_cancelled_run_saves_nothing() -> None:
+def test_cancelled_run_saves_no_cache_or_artifact() -> None:
     """The processes of a cancelled run continue in the container, and may still write to the files."""
     for name, job in jobs():
         for step in job.get("steps", []):

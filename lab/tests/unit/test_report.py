@@ -130,7 +130,7 @@ def test_row_of_a_failed_kernel_has_its_reason_and_message(tmp_path: Path, cache
     assert sorted(column(section, "message")) == ["", "out of room\nat line 3"]
 
 
-def test_a_campaign_is_named_by_its_folder_or_its_ledger(tmp_path: Path) -> None:
+def test_campaign_is_read_from_its_folder_or_its_ledger(tmp_path: Path) -> None:
     entries, _ = large_campaign(2)
     write_ledger(tmp_path / "some" / LEDGER, entries)
     for where in (tmp_path / "some", tmp_path / "some" / LEDGER):
