@@ -89,7 +89,7 @@ def test_kernel_that_exceeds_memory_alone_fails(place: Place) -> None:
     assert by_kernel["eats"].over_memory
 
 
-def test_bounds_are_shares_of_memory() -> None:
+def test_memory_bounds_are_computed_from_memory_and_number_of_workers() -> None:
     limits = MemoryBounds.of(20 << 30, 4)
     assert limits.together == (20 << 30) - (2 << 30)
     assert limits.share == limits.together // 4

@@ -142,7 +142,7 @@ STABLE = "cp312-abi3-manylinux_2_31_x86_64"
 
 
 @native
-def test_stable_abi_wheel_serves_later_versions_of_python(tmp_path: Path) -> None:
+def test_stable_abi_wheel_is_accepted_for_later_versions_of_python(tmp_path: Path) -> None:
     shell = Path("/bin/sh").read_bytes()
     old = wheel(tmp_path, "cp311-cp311-manylinux_2_31_x86_64", {"a.so": shell})
     stable = wheel(tmp_path, STABLE, {"triton/_C/libtriton.so": shell})

@@ -222,7 +222,7 @@ def test_unknown_use_of_a_build_folder_is_an_error(tmp_path: Path) -> None:
         (None, True),
     ],
 )
-def test_generator_that_the_edits_do_not_know_is_listed(tmp_path: Path, text: str | None, known: bool) -> None:
+def test_generator_that_the_edits_do_not_match_is_listed(tmp_path: Path, text: str | None, known: bool) -> None:
     file = "llvm/utils/TableGen/DFAPacketizerEmitter.cpp"
     if text is not None:
         (tmp_path / file).parent.mkdir(parents=True)

@@ -33,7 +33,7 @@ def lacking(tools: dict[str, str], *users: str, pythons: tuple[str, ...] = ()) -
     return [need.name for need in needs_of(request, users) if need.fault(tools)]
 
 
-def test_full_base_lacks_nothing_and_empty_base_lacks_everything() -> None:
+def test_missing_needs_of_a_base_are_listed() -> None:
     all_users = ("llvm", "triton", "aotriton", "triton-wheel")
     assert lacking(EVERYTHING, *all_users) == []
     bitcode = [f"AMD's {name}.bc" for name in ("ocml", "ockl", "asanrtl")]

@@ -285,7 +285,7 @@ def recorded(cache: Cache, row: Planned, **more: Any) -> None:
     write_record(cache, record(**{**about, "request": {}, **more}))
 
 
-def test_record_without_contract_is_not_found_as_proved(tmp_path: Path) -> None:
+def test_stage_built_without_its_contract_check_is_not_proved(tmp_path: Path) -> None:
     row, cache = planned("llvm", has_contract_check=True), Cache(tmp_path)
     recorded(cache, row, request={"contract": False})
     assert find(cache, row) is not None, "it can be published"

@@ -244,7 +244,7 @@ def test_runtime_archive_is_selected_as_by_cmake(tmp_path: Path, text: str, rocm
             wanted.needed(rocm, ())
 
 
-def test_amds_fork_names_a_release_for_each_rocm(tmp_path: Path) -> None:
+def test_fork_of_amd_selects_the_archive_for_its_rocm(tmp_path: Path) -> None:
     wanted = read_pytorch(tree_of(tmp_path, FORK))
     assert (wanted.release, wanted.version, wanted.commit) == ("0.9.2b", "0.9.2", COMMIT)
     assert wanted.needed("6.5", ())[0].name == "aotriton-0.9.2b_612896439f-manylinux_2_28_x86_64-rocm6.5-shared.tar.gz"

@@ -162,7 +162,7 @@ def test_only_builder_listed_as_hosted_has_a_higher_level(stand: Stand) -> None:
     assert level(stand, (ALICE, stand.signer, 3), signer=other) == "1"
 
 
-def test_the_lowest_level_of_several_provenances_is_granted() -> None:
+def test_lowest_level_of_several_provenances_is_granted() -> None:
     one, ci = ed25519_signer().public, Identity("ci@example.org", "https://issuer.example")
 
     def by(id_: str) -> dict[str, Any]:

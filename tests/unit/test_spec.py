@@ -41,7 +41,7 @@ def test_source_spec_keeps_the_typed_text(text: str) -> None:
     assert parse_source_spec(str(bare)) == spec, "and what the tool names by itself can be read again"
 
 
-def test_pypi_version_without_a_name_means_the_project(tmp_path: Path) -> None:
+def test_pypi_version_without_a_project_uses_the_name_of_the_source(tmp_path: Path) -> None:
     request = make_request(cache=tmp_path, source=["triton=pypi:3.7.1", "flash-attn=pypi:2.8.3"])
     assert request.sources["triton"] == SourceSpec(kind="pypi", where="triton", version="3.7.1")
     assert request.sources["flash-attn"] == SourceSpec(kind="pypi", where="flash-attn", version="2.8.3")

@@ -320,7 +320,7 @@ def test_leftovers_of_a_killed_command_are_pruned_at_once(cache: Cache) -> None:
     assert all(path.exists() for path in (*stays, download)), "a later invocation goes on with these"
 
 
-def test_prune_knows_the_prefix_of_every_temporary_folder() -> None:
+def test_prune_recognises_the_prefix_of_every_temporary_folder() -> None:
     """Otherwise, the folder of a killed command would be kept until it is old."""
     names = {
         name

@@ -121,7 +121,7 @@ def test_pip_installs_the_wheel_and_finds_the_sbom(tmp_path: Path) -> None:
     assert f"sha256={found[SBOM][0]}" == hashed(found[SBOM][1])
 
 
-def test_the_document_depends_on_the_inputs_only() -> None:
+def test_sbom_does_not_depend_on_names_of_patches_or_address_of_an_archive() -> None:
     """An input digest does not cover the names of patch files and folders, nor the mirror of an archive."""
     patch, digest = Patch("a.patch", f"sha256:{'2' * 64}"), f"sha256:{'3' * 64}"
     one = RecordedSource(name="triton", ref="local:a", repository="local", kind="local", locked=False, digest=digest,

@@ -131,7 +131,7 @@ def test_read_regular_takes_memory_for_the_file_and_not_for_the_limit(tmp_path: 
         read_regular(Path("/proc/self/status"), 10)
 
 
-def test_entry_names_count_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_entries_includes_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_names, "MOST", 100)
     names = EntryNames("image")
     with refused("archive-too-many-files"):

@@ -101,7 +101,7 @@ def check(path: Path | str, *words: str) -> tuple[int, dict[str, Any]]:
     return done.exit_code, json.loads(done.stdout.split("\n{", 1)[0])
 
 
-def test_right_kernels_pass(folder: Path) -> None:
+def test_correct_kernels_pass_the_check(folder: Path) -> None:
     code, told = check(folder / "none")
     assert code == 0, told
     assert (told["right"], told["checked"]) == (2, 2)
@@ -165,7 +165,7 @@ def test_kernel_without_test_case_is_skipped(folder: Path) -> None:
     assert (told["right"], told["skipped"]) == (0, 1)
 
 
-def test_build_check_accepts_right_kernel_and_refuses_wrong_kernel(folder: Path, tmp_path: Path) -> None:
+def test_build_check_accepts_correct_kernel_and_refuses_wrong_kernel(folder: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
 
     def checked(part: str) -> dict[str, Any]:

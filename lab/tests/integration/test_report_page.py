@@ -107,7 +107,7 @@ def test_large_campaign_fits_and_is_usable_by_keyboard(page: Page, pages: Path, 
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_comparison_shows_a_against_b(page: Page, pages: Path, width: int) -> None:
+def test_comparison_marks_differences_between_both_sides_of_a_row(page: Page, pages: Path, width: int) -> None:
     page.open(pages / "diff.html", width=width)
     assert page.value("document.documentElement.scrollWidth") <= width
     page.press("/", "Enter")

@@ -40,5 +40,5 @@ def test_numbers_round_to_even_and_overflow_or_saturate(name: str, value: float,
 
 
 @pytest.mark.parametrize(("gpu", "name"), [("gfx940", "fp8e4b8"), ("gfx942", "fp8e4b8"), ("gfx950", "fp8e4nv")])
-def test_fp8_is_the_type_of_the_gpu(gpu: str, name: str) -> None:
+def test_fp8_format_depends_on_the_gpu(gpu: str, name: str) -> None:
     assert format_of(Target(gpu, 64), "fp8") is TYPES[name]

@@ -157,7 +157,7 @@ def test_approximate_product_is_within_its_stated_bound() -> None:
     [("v_exp_f32", True), ("v_s_log_f32", True), ("v_sqrt_f16", True), ("v_rcp_f64", True), ("v_rcp_iflag_f32", False),
      ("v_sin_f32", False), ("v_cos_f32", False), ("v_tanh_f32", False), ("v_exp_bf16", False)],
 )  # fmt: skip
-def test_bound_is_that_of_amd_manuals_or_unknown(name: str, known: bool) -> None:
+def test_bound_is_documented_by_amd_or_unknown(name: str, known: bool) -> None:
     text = bound(name, Target("gfx942", 64))
     assert ("CDNA4" in text) == known
     assert text.startswith("unknown") != known
