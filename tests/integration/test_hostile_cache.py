@@ -34,7 +34,9 @@ def _build(tree: Path) -> tuple[str, str]:
     return str(said.json["stages"][-1]["facts"]["diff_id"]), str(said.json["publish"][0])
 
 
-def test_hostile_build_does_not_change_the_bytes_of_another_tree(quickstart: Quickstart, tmp_path: Path) -> None:
+def test_hostile_build_does_not_change_the_bytes_of_a_build_of_another_tree(
+    quickstart: Quickstart, tmp_path: Path
+) -> None:
     victim = hostile_llvm(tmp_path / "victim", says=f"victim {os.getpid()}")
     hostile = hostile_llvm(tmp_path / "hostile", probe=_POISON, says=f"hostile {os.getpid()}")
     _build(hostile)
