@@ -21,15 +21,15 @@ fail() {
   echo "::error::$*"
   exit 1
 }
-# Log in to a registry, unless the job has logged in itself.
+# Log in to a registry, unless the job already has a file with logins.
 enter() {
   [ "$before" = no ] || return 0
   mkdir -p "$HOME/.docker"
   printf '%s' "$token" | skopeo login --authfile "$login" --username "$LOGIN" --password-stdin "${1%%/*}"
 }
 
-[ -z "$REUSE_FROM" ] || [ -n "$REUSE_KEY" ] || fail "reuse-from needs reuse-key, the key that must have signed the images"
-[ -n "$PUBLISH_TO" ] || [ -z "$private" ] || fail "key without publish-to: nothing would be signed"
+[ -z "$REUSE_FROM" ] || [ -n "$REUSE_KEY" ] || fail "reuse-from needs reuse-key, the public key of the publisher"
+[ -n "$PUBLISH_TO" ] || [ -z "$private" ] || fail "key needs publish-to, because only published images are signed"
 if [ -z "$TOOLCHAIN_SOURCE$TOOLCHAIN_TRITON" ]; then export TOOLCHAIN_CONFIG="$here/.github/toolchain.toml"; fi
 words=()
 [ -z "$ARCHIVE" ] || words=(--archive "$ARCHIVE")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2153  # names in capitals are environment variables
-# Plan the builds that a workflow is asked for, without a network, so that requests that the tool refuses fail before
-# anything is built. The input is STAGE, BASES and ARCHES (JSON lists), and the TOOLCHAIN_* variables of the build.
+# Plan the builds that a workflow was asked to make, so that a request that the tool refuses fails before any build
+# starts. Planning needs no network. The input consists of STAGE, of the JSON lists BASES and ARCHES, and of the
+# TOOLCHAIN_* variables of the build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 toolchain=.venv/bin/toolchain
@@ -14,8 +15,8 @@ fail() {
 bases=$(list "$BASES") || fail "bases is not a JSON list of names, e.g. [\"debian13\"]: $BASES"
 arches=$(list "$ARCHES") || fail "arches is not a JSON list of names, e.g. [\"amd64\"]: $ARCHES"
 if [ "$STAGE" = triton ]; then
-  grep --line-regexp --quiet amd64 <<<"$arches" || fail "these workflows only build Triton for amd64: arches must contain it"
-  [ -z "${TOOLCHAIN_ONLY:-}" ] || fail "Triton needs the whole of LLVM: leave \`only\` empty"
+  grep --line-regexp --quiet amd64 <<<"$arches" || fail "these workflows only build Triton for amd64: arches must contain amd64"
+  [ -z "${TOOLCHAIN_ONLY:-}" ] || fail "Triton needs the whole of LLVM: \`only\` must be empty"
 fi
 for base in $bases; do
   for arch in $arches; do
@@ -27,7 +28,7 @@ for base in $bases; do
     plan=$(TOOLCHAIN_BASE=$bound "$toolchain" plan "$stage" --arch "$arch" --json) || code=$?
     [ "$code" -eq 0 ] || fail "$stage on $base for $arch: $(jq --raw-output '[.what, .why, .fix] | join("; ")' <<<"$plan")"
     prebuilt=$(jq --raw-output '[.stages[].binaries[]] | join(", ")' <<<"$plan")
-    [ -z "$prebuilt" ] || fail "$stage on $base would use prebuilt code ($prebuilt): name its source, e.g. triton=URL@COMMIT"
+    [ -z "$prebuilt" ] || fail "$stage on $base would use prebuilt code ($prebuilt): name a source instead, e.g. triton=URL@COMMIT"
     echo "- $stage on $base for $arch: $(jq --raw-output '[.stages[].image] | join(", ")' <<<"$plan")" >>"$GITHUB_STEP_SUMMARY"
   done
 done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Open an issue for each finding of new_pins.py (FINDINGS, a JSON list) for which the workflow has not opened one yet, and
-# start a short build for the first few. ISSUES and BUILDS are the maximum numbers in one run. REF is the git ref that is
-# built.
+# Open an issue for each finding of new_pins.py that has no issue from this workflow yet, and start a short build for the
+# first of these findings that can be built. FINDINGS is the JSON list of findings. ISSUES and BUILDS are the maximum
+# numbers of issues and builds in one run. REF is the git ref on which the workflow `build` runs.
 set -euo pipefail
 repo="repos/$GITHUB_REPOSITORY"
 tell() { echo "- $*" | tee -a "$GITHUB_STEP_SUMMARY"; }
@@ -10,14 +10,14 @@ if [ "$(gh api "$repo" --jq .has_issues)" != true ]; then
   tell "issues are disabled in this repository, so nothing is opened and nothing is built"
   exit 0
 fi
-# Only the workflow's own issues count, because anybody may open an issue with such a title.
+# Issues by other authors are ignored, because anybody can open an issue with such a title.
 known=$(gh api --paginate "$repo/issues?state=all&per_page=100" \
   --jq '.[] | select(.user.login == "github-actions[bot]") | .title')
 while read -r finding; do
   title=$(jq --raw-output .title <<<"$finding")
   if grep --fixed-strings --line-regexp --quiet -- "$title" <<<"$known"; then continue; fi
   if [ "$ISSUES" -eq 0 ]; then
-    tell "$title: left for the next run, because this run has opened enough issues"
+    tell "$title: the next run opens this issue, because this run has reached its maximum number of issues"
     continue
   fi
   ISSUES=$((ISSUES - 1))
@@ -25,7 +25,7 @@ while read -r finding; do
   triton=$(jq --raw-output '.build.triton // ""' <<<"$finding")
   body=$(jq --raw-output .why <<<"$finding")
   [ -z "$source" ] || body="$body. To build it: the workflow \`build\` with source \`$source\` and triton \`$triton\`."
-  # The issue is opened first, because without it the next run would start the same build again.
+  # The issue is opened before the build is started, because the next run starts the build again if no issue exists.
   gh api "$repo/issues" --raw-field title="$title" --raw-field body="$body" --jq .html_url
   tell "$title: opened"
   if [ -n "$source" ] && [ "$BUILDS" -gt 0 ]; then

@@ -1,5 +1,5 @@
-# Install what is missing; ./quickstart and ./test source this file. It sets `venv` and `toolchain`. If `log` is set, it is
-# the file for the output of apt and pip.
+# Define functions that install missing packages. ./quickstart, ./test and the workflows source this file, which also sets
+# `venv` and `toolchain`. If `log` is set, the functions append the output of apt and pip to the file that it names.
 # shellcheck shell=sh
 venv="${TOOLCHAIN_VENV:-$PWD/.venv}"
 toolchain=$venv/bin/toolchain
@@ -8,7 +8,7 @@ logged() {
   if [ -n "${log:-}" ]; then "$@" >>"$log" 2>&1; else "$@" >&2; fi
 }
 
-# Install the given Debian packages that are missing.
+# Install those of the given Debian packages that are missing.
 prepare_system() {
   missing=
   for package in "$@"; do
@@ -25,7 +25,8 @@ prepare_system() {
   logged env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
 }
 
-# Install llvm-objdump for the emulator from the distribution's newest LLVM; return 1 if it has none from 19 on.
+# Install llvm-objdump of LLVM 22, 21, 20 or 19 for the emulator, in the newest of these versions that the distribution
+# has. Do nothing if llvm-objdump of one of these versions is installed. Return 1 if the distribution has none of them.
 prepare_objdump() {
   for version in 22 21 20 19; do
     [ ! -x "/usr/bin/llvm-objdump-$version" ] || return 0
@@ -37,14 +38,15 @@ prepare_objdump() {
       return
     fi
   done
-  echo "no llvm-objdump of LLVM 19 or newer: kernels are not checked" >&2
+  echo "the distribution has no llvm-objdump of LLVM 19 or newer, so kernels are not checked" >&2
   return 1
 }
 
-# Install the tool and its plugin into a virtual environment from a lock file; `prepare_venv test` adds what tests need.
+# Install the tool, its plugin and the packages in requirements/KIND.lock into the virtual environment. The argument is
+# KIND; by default it is `run`.
 prepare_venv() {
   kind=${1:-run}
-  # An environment for tests also contains everything that the tool needs.
+  # An environment that was prepared for tests serves every kind, because it contains all packages that the tool needs.
   for have in "$kind" test; do
     if [ -x "$toolchain" ] && [ "$(cat "$venv/.prepared" 2>/dev/null)" = "$(cat pyproject.toml lab/pyproject.toml "requirements/$have.lock")" ]; then
       return 0
@@ -56,8 +58,8 @@ prepare_venv() {
     return 1
   }
   [ -x "$venv/bin/python" ] || "$python" -I -m venv "$venv"
-  # --no-deps, because the lock lists all packages, and pip 23 would look for others (docs/develop.md).
-  # --no-compile, because Python compiles a module when it is first imported, and most modules never are.
+  # --no-deps is set because the lock file lists all packages, and pip 23 would look for others (docs/develop.md).
+  # --no-compile is set because Python compiles a module when it is first imported, and most modules are never imported.
   logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-compile --no-deps --require-hashes -r "requirements/$kind.lock"
   logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab
   cat pyproject.toml lab/pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Check that PUBLIC_KEY belongs to SIGNING_KEY, both in PEM. No key is written to a file or shown.
+# Check that PUBLIC_KEY and SIGNING_KEY, both in PEM, belong together, and print the SHA-256 of the public key. The script
+# writes no key to a file, and prints no key.
 set -eu
 fail() {
   echo "::error::$*"
