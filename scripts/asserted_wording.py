@@ -3,10 +3,10 @@
 python -m scripts.asserted_wording          # prints the share
 python -m scripts.asserted_wording --list   # also lists these tests, each with the first string found
 
-A test asserts wording if a string in one of its `assert` statements or `match=` arguments contains two or more words in
-a row, of which the first four (or all, if fewer) also occur in a row in a string in toolchain/ or lab/src/. If an
-`assert` or `match=` uses a parameter of the test, the values of the parameter are compared as well. Commands and
-options in these strings are ignored.
+A test asserts wording if a string in one of its `assert` statements or `match=` arguments contains a sequence of two or
+more lower-case words whose first four words (or all words, if there are fewer) also occur in sequence in a string in
+toolchain/ or lab/src/. If an `assert` or `match=` uses a parameter of the test, the values of the parameter are
+compared as well. Commands and options in these strings are ignored.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _asserted(test: ast.FunctionDef) -> Iterator[str]:
-    """Yield the strings in a test's `assert` statements and `match=` arguments, also from the test's parameters."""
+    """Yield the strings in a test's `assert` statements and `match=` arguments, and in the parameters that they use."""
     used = [node.test for node in ast.walk(test) if isinstance(node, ast.Assert)]
     used += [node.value for node in ast.walk(test) if isinstance(node, ast.keyword) and node.arg == "match"]
     compared = [part for node in used for part in _compared(node)]

@@ -1,20 +1,20 @@
-"""Run kernel campaigns with a Dask scheduler and workers in two network namespaces; this needs root, `ip` and openssl.
+"""Run kernel campaigns with a Dask scheduler and workers in two network namespaces.
 
     python -m scripts.cluster_namespaces CACHE_ONE CACHE_TWO [--rounds 2] -- --source triton=pypi:3.7.1 …
 
-Both caches must contain the base and the Triton image. Before each campaign, the script removes the records and ledgers
-of kernels from CACHE_ONE, so that the campaign compiles all kernels again. The words after `--` are options for
-`kernels run` and `kernels worker`. For each campaign, the script prints a line of JSON with the image's digest, the
-number of kernels that each worker compiled, the seconds of the compile step, and the average share of these seconds in
-which a worker compiled.
+The script needs root, `ip` and openssl. Both caches must contain the base and the Triton image. Before each campaign,
+the script removes the records and ledgers of kernels from CACHE_ONE, so that the campaign compiles all kernels again.
+The words after `--` are options for `kernels run` and `kernels worker`. For each campaign, the script prints a line of
+JSON with the image's digest, the number of kernels that each worker compiled, the seconds of the compile step, and the
+average share of these seconds in which a worker compiled.
 
-Of the first four campaigns, one runs locally, one with two workers, one with a worker that is killed, and one with a
-scheduler that is restarted. The exit code is 1 if their images do not all have the same digest.
+Of the first four campaigns, the first runs locally, the second runs with two workers, the third with a worker that is
+killed, and the fourth with a scheduler that is restarted. The exit code is 1 if the digests of their images differ.
 
 The other campaigns measure the efficiency of two workers, each pinned to a core; the digests of their images are not
-compared. After three short campaigns to warm up, each round runs a campaign with the first worker, one with the second,
-and one with both. The efficiency is the rate with both workers divided by the sum of the two single rates. On a busy
-machine, --nice -20 gives the workers priority.
+compared. After three short campaigns to warm up, each round runs a campaign with the first worker, a campaign with the
+second worker, and a campaign with both. The efficiency is the rate with both workers divided by the sum of the two
+single rates. On a busy machine, --nice -20 gives the workers priority.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Machines:
     def campaign(
         self, what: str, port: int = 0, *more: str, meanwhile: Callable[[int], bool] = lambda _: True
     ) -> dict[str, Any]:
-        """Run a campaign in the first namespace, and return the row that is printed for it.
+        """Run a campaign in the first namespace, print its row, and return the row.
 
         Args:
             port: the port of the scheduler; 0 for a campaign without one.

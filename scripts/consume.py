@@ -49,7 +49,7 @@ def main(out: Path) -> None:
         process.run(engine.command(*words, show=[Mount(Path(folder), "/context")]), on_line=said.append)
     answers = [line.strip() for line in said if "LLVM version" in line]
     if not answers:
-        sys.exit("mlir-tblgen did not say its version:\n" + "\n".join(said[-20:]))
+        sys.exit("mlir-tblgen did not print its version:\n" + "\n".join(said[-20:]))
     print(answers[0])
     engine.forget_image("localhost/quickstart-consumer")
 

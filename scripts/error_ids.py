@@ -13,7 +13,7 @@ from toolchain_lab.bridge import CLASSES
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = TOP / "docs" / "exit-codes.md"
-SEVERAL = 0  # in place of an exit code, if the class of an error is chosen at run time
+SEVERAL = 0  # stands for the exit code of an id if the class of the error is chosen at run time
 _TITLE = "\n## Ids of errors\n"
 _HEAD = f"""{_TITLE}
 Made by `python -m scripts.site_pages`. A terminal shows an id in brackets, `--json` as the key `id`. Messages may
@@ -71,7 +71,7 @@ def collected() -> dict[str, int]:
 def _codes(trees: Iterable[ast.Module]) -> dict[str, int]:
     """Return the exit codes of the classes in `toolchain.core.errors` and of their subclasses, by name."""
     codes = {name: value.code for name, value in vars(errors).items() if hasattr(value, "code")}
-    codes["Fault"] = errors.UntrustedError.code  # not an exception, but its id becomes that of an UntrustedError
+    codes["Fault"] = errors.UntrustedError.code  # a `Fault` gives its id to an UntrustedError
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):

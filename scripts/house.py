@@ -1,8 +1,8 @@
 """Show the packages of the code by level, and count the imports between them.
 
-Here, a package is a folder of `toolchain` or `toolchain_lab`, or a module that is directly in one of these two. Imports
-that are only for type annotations are included. The level of a package is the length of the longest chain of imports
-that starts at it.
+Here, a package is a folder or a module that is directly in `toolchain` or `toolchain_lab`. Imports that are only for
+type annotations are included. The level of a package is the number of imports in the longest chain that starts at the
+package.
 
     python scripts/house.py            # prints the counts, and the packages of each level
 """
@@ -50,7 +50,7 @@ def sources(top: Path = TOP, package: str = PACKAGE) -> dict[str, Path]:
 
 
 def imports(top: Path = TOP, package: str = PACKAGE) -> dict[str, set[str]]:
-    """Return the packages in the folder `package`, each with the others that it imports."""
+    """Return the packages in the folder `package`, each with the other packages that it imports."""
     files = sources(top, package)
     own = Path(package).name
     modules = frozenset(files)

@@ -2,11 +2,12 @@
 
     python -m scripts.kernel_cost PLAN SOURCE PYTHON --gpu GPU[,GPU] [--groups N] [--single N] [--preload LIBRARY]
 
-PLAN is the build folder of AOTriton's generator, SOURCE the tree that it read, and PYTHON an interpreter with Triton. A
-group is 16 rules that follow each other in a campaign, compiled by one worker process. A single rule has a worker
-process of its own. Upstream's script compiles each rule in its own process. The two ways take turns with each group and
-rule. The seconds are user and system time of all processes, their start included. The program prints a JSON line for
-each kind and GPU, and exits with 1 if an object differs.
+PLAN is the build folder of AOTriton's generator, SOURCE is the source tree that the generator read, and PYTHON is an
+interpreter with Triton. The program measures two kinds of tasks: groups, which are 16 rules that follow each other in a
+campaign, and single rules. The worker compiles a group or a single rule in one process. Upstream's script always
+compiles each rule in a separate process. Both ways compile the same rules, and take turns in starting first. The
+seconds are user and system time of all processes, including the time to start them. The program prints a JSON line for
+each kind and GPU, and exits with 1 if the two ways produce different objects for a rule.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from toolchain.stages.aotriton_images import SOURCE, upstream_arguments
 from toolchain.stages.kernel_workers import VARIABLES
 
 GROUP = 16
-# Upstream's build sets these variables, as `aotriton/upstream.py` does.
+# `aotriton/upstream.py` sets these variables to the same values.
 ENVIRONMENT = {
     "TRITON_F32_DEFAULT": "ieee",
     "TRITON_STORE_BINARY_ONLY": "1",
@@ -38,7 +39,7 @@ ENVIRONMENT = {
 
 
 class Ways:
-    """The two ways to compile rules, and the CPU seconds that each took."""
+    """The two ways to compile rules."""
 
     def __init__(self, source: Path, python: str, preload: str) -> None:
         self._source = source
@@ -61,7 +62,11 @@ class Ways:
         compile_rules(self._python, self._source, rules, folder, self._worker)
 
     def compare(self, rules: Sequence[Rule], first: str) -> tuple[dict[str, float], int]:
-        """Return the CPU seconds of both ways by name, and the number of objects that differ; `first` starts."""
+        """Compile rules in both ways, and return the CPU seconds of each way and the number of objects that differ.
+
+        Args:
+            first: the name of the way that compiles first.
+        """
         seconds, digests = {}, {}
         for way in sorted(("upstream", "worker"), key=lambda way: way != first):
             with tempfile.TemporaryDirectory() as name:
@@ -80,7 +85,7 @@ def _children() -> float:
 
 
 def drawn(rules: Sequence[Rule], size: int, count: int, seed: int) -> list[Sequence[Rule]]:
-    """Return `count` random runs of `size` rules, each of a single kernel."""
+    """Return at most `count` random sequences of `size` consecutive rules that are all for the same kernel."""
     starts = list(range(len(rules) - size + 1))
     random.Random(seed).shuffle(starts)  # noqa: S311 - a sample needs no secure numbers
     runs = (rules[start : start + size] for start in starts)
@@ -89,12 +94,12 @@ def drawn(rules: Sequence[Rule], size: int, count: int, seed: int) -> list[Seque
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print a row for each kind and GPU, and return the exit code."""
+    """Run the measurements, print a row for each kind and GPU, and return the exit code."""
     parser = command_line(__doc__)
     parser.add_argument("--groups", type=int, default=3)
     parser.add_argument("--single", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--preload", default="", help="the allocator that the worker gets, as in a campaign")
+    parser.add_argument("--preload", default="", help="library for LD_PRELOAD of the worker")
     given = parser.parse_args(argv)
     plan = planned(given)
     ways, differ = Ways(given.source.resolve(), given.python, given.preload), 0

@@ -1,9 +1,9 @@
 """Find pins of Triton and AOTriton that are new upstream and missing in the data files, and propose builds for them.
 
-Facts are gathered only with git; `--facts FILE` reads recorded facts instead, and `--record FILE` writes the facts to a
-file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` contains the inputs of the
-build workflow, or is null if no build is proposed. Text from upstream is validated or cleaned before it is part of a
-finding.
+The program gathers facts only with git. `--facts FILE` reads recorded facts instead, and `--record FILE` writes the
+facts to a file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` contains the inputs
+of the build workflow, or is null if no build is proposed. The program validates or cleans all text from upstream before
+the text becomes part of a finding.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from toolchain_lab.examine.wheel_llvm import TARGETS
 TRITON = "https://github.com/triton-lang/triton"
 AOTRITON = "https://github.com/ROCm/aotriton"
 PIN_FILES = ("llvm-hash.txt", "cmake/llvm-hash.txt", "cmake/llvm-info.json", "cmake/llvm-build-info.json")
-# This matches the files about the separate LLVMs for GPUs: `info` describes the LLVM that a Triton pins, and
-# `build-info` the next build of upstream, which may exist before there is a pin.
+# This pattern matches the files about the separate LLVMs for GPUs: `info` describes the LLVM that a Triton pins, and
+# `build-info` describes upstream's next build, which may exist before a Triton pins it.
 _CODEGEN = re.compile(r"cmake/([a-z0-9]{1,20})-llvm-(build-)?info\.json")
 _TRITON_TAG = re.compile(r"refs/tags/v(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _TRITON_BRANCH = re.compile(r"refs/heads/(main|release/\d{1,4}\.\d{1,4}\.x)")
@@ -67,7 +67,7 @@ class Finding:
 
 
 class Repository:
-    """A remote repository, from which commits are fetched at depth 1, and files only when they are read."""
+    """A remote repository whose commits are fetched at depth 1, and whose files are fetched only if they are read."""
 
     def __init__(self, url: str, scratch: Path) -> None:
         self._url = url
@@ -90,9 +90,8 @@ class Repository:
     def refs(self, wanted: re.Pattern[str], oldest: tuple[int, ...]) -> dict[str, str]:
         """Return the commits of `main` and of matching refs from release `oldest` on, by the full name of the ref.
 
-        If there are more than `_LIMIT` such refs, those of the newest releases are returned.
-
-        For an annotated tag, the commit is the one that the tag points to.
+        If more than `_LIMIT` refs match, only the newest `_LIMIT` refs are considered. For an annotated tag, the commit
+        is the commit that the tag points to.
         """
         found: dict[str, str] = {}
         for line in self._git("ls-remote", "--", self._url).splitlines():

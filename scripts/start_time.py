@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True)
 for name in {names!r}:
     @app.command(name)
     def verb() -> None:
-        "Do something of which a line is said here."
+        "Do something that is described in one line."
 app()
 """
 
@@ -41,7 +41,7 @@ def seconds(words: list[str], compiled: str) -> tuple[float, float]:
 
 
 def main(runs: int) -> None:
-    """Run each command once and then `runs` times more, and print the medians of the later runs."""
+    """Run each command once to warm the caches and then `runs` times, and print the medians of the later runs."""
     tool = str(Path(sys.executable).parent / "toolchain")
     names = [verb.name for verb in all_verbs() if " " not in verb.name] + list(GROUPS)
     with tempfile.TemporaryDirectory() as folder:
@@ -59,11 +59,11 @@ def main(runs: int) -> None:
                 for times, words in zip(found[name], both, strict=True):
                     times.append(seconds(words, f"{folder}/compiled"))
     for name, rows in found.items():
-        # The first run of each command is not counted, because it only warms the caches.
+        # The first run of each command is left out, because it only warms the caches.
         wall, used = ([statistics.median(row[i] for row in times[1:]) for times in rows] for i in (0, 1))
-        shown = ", ".join(f"{a:.3f} s ({b:.3f} s of a processor)" for a, b in zip(wall, used, strict=True))
+        shown = ", ".join(f"{a:.3f} s ({b:.3f} s of CPU time)" for a, b in zip(wall, used, strict=True))
         if rows[1:]:
-            shown += f"; ratio {wall[0] / wall[1]:.2f} by the clock, {used[0] / used[1]:.2f} by the processor"
+            shown += f"; ratio of wall-clock time {wall[0] / wall[1]:.2f}, of CPU time {used[0] / used[1]:.2f}"
         print(f"{name}: {shown}")
 
 

@@ -1,4 +1,4 @@
-"""Compile rules of AOTriton's plan with one worker process, and read the arguments that scripts for this share."""
+"""Compile rules of AOTriton's plan with one worker process, and define the arguments that such scripts share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compile_rules(
     """Compile rules to `folder/ID.hsaco` with one worker process, and return the worker's answers.
 
     Args:
-        changed: environment variables that are added or replaced.
+        changed: environment variables to add or replace.
     """
     tasks = [rule.task(str(source), str(folder)) for rule in rules]
     for task in tasks:
