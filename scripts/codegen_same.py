@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parents[1]
-# The modules with the kernels import torch, for which the stand-in suffices.
+# The modules with the kernels import torch. The stand-in satisfies this import.
 sys.path[:0] = [str(TOP), str(TOP / "aotriton"), str(TOP / "aotriton" / "standin")]
 
 from toolchain.kernels.rules import Rule, load_rules  # noqa: E402
@@ -53,7 +53,7 @@ class Options(ctypes.Structure):
 
 
 class Library:
-    """The codegen library, which is called through its four C functions."""
+    """The codegen library, called through its four C functions."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path.resolve()))
@@ -88,7 +88,7 @@ class Library:
 
 
 def compile_by_triton(compiler: Any, rule: Rule, tree: Path) -> tuple[bytes, bytes, dict[str, Any]]:
-    """Compile a rule with this Python's Triton; return the LLVM IR, the assembly and the metadata."""
+    """Compile a rule with this Python's Triton, and return the LLVM IR, the assembly and the metadata."""
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
 
     task = rule.task(str(tree), "/nowhere")

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("verb", choices=["trim", "changed"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--days", type=float, default=14)
-    parser.add_argument("--limit", type=float, default=4, help="GB")
+    parser.add_argument("--limit", type=float, default=4, help="maximum size in GB")
     given = parser.parse_args(argv)
     if given.verb == "trim":
         kept, removed = trim(given.folder, days=given.days, limit=int(given.limit * 1e9), now=time.time())

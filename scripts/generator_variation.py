@@ -2,11 +2,12 @@
 
     python -m scripts.generator_variation BUILD --results FILE [--at PATH=FOLDER]... [--seeds N] [--long N] [--jobs N]
 
-BUILD is a build folder of LLVM by Ninja whose generators are built. If the build ran in a container, `--at` names the
-folder that has the files of a path there, for example `--at /src=tree/src --at /build=tree/build`. Each call runs once
-as usual, once under other conditions (variables, locale, time zone, umask, addresses that are not random), and once for
-each seed with the allocator of `reproduce --vary`. A call over five seconds has `--long` seeds. FILE receives a JSON
-line for each call; a later run skips the calls in it. The program prints a summary, and exits with 1 if a call differs.
+BUILD is a Ninja build folder of LLVM that contains the compiled generators. If the build ran in a container, `--at`
+maps a path of the container to the local folder with its files, for example `--at /src=tree/src`. The program runs each
+call once as usual, once under other conditions (variables, locale, time zone, umask, no address randomization), and
+once for each seed with the allocator of `reproduce --vary`. A call that takes five seconds or more runs only with the
+first `--long` seeds. The program appends a JSON line for each call to FILE, and skips the calls that FILE already
+contains. It prints a summary, and exits with 1 if the output of a call differs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,16 @@ CONDITIONS = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "HOME": "/now
 
 
 class Row(NamedTuple):
-    """The result of a call: `conditions` says whether they changed no file, `differing` how many seeds changed one."""
+    """The result of a call.
+
+    Args:
+        out: the output as Ninja names it.
+        program: the name of the generator.
+        seconds: the duration of the usual run.
+        seeds: the number of seeds that the call ran with.
+        conditions: whether the files were the same under the other conditions.
+        differing: the number of seeds for which the files differed.
+    """
 
     out: str
     program: str
@@ -46,7 +56,7 @@ class Row(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of a generator: its output as Ninja names it, the folder in which it runs, and its command line."""
+    """A call of a generator: the output as Ninja names it, the working folder, and the command line."""
 
     out: str
     folder: Path
@@ -54,7 +64,7 @@ class Call(NamedTuple):
 
 
 def calls(build: Path, at: Mapping[str, str]) -> list[Call]:
-    """Return the calls of a build; paths of its container are replaced by folders of this machine."""
+    """Return the calls of a build, with the paths in `at` replaced by local folders."""
 
     def here(word: str) -> str:
         for path, folder in at.items():
@@ -76,7 +86,7 @@ def digest(call: Call, before: Sequence[str], variables: Mapping[str, str]) -> s
             if option in words:
                 place = words.index(option) + 1
                 words[place] = str(Path(name) / Path(words[place]).name)
-        # The list of read files contains the name of the temporary folder.
+        # The dependency file is not compared, because it contains the name of the temporary folder.
         depends = Path(words[words.index("-d") + 1]) if "-d" in words else None
         subprocess.run([*before, *words], cwd=call.folder, env={**os.environ, **variables}, check=True)
         total = hashlib.sha256()
@@ -87,7 +97,12 @@ def digest(call: Call, before: Sequence[str], variables: Mapping[str, str]) -> s
 
 
 def examine(call: Call, heaps: Sequence[Path], long: int) -> Row:
-    """Run a call in all ways; return its row."""
+    """Run a call as usual, under the other conditions and with each heap, and return its row.
+
+    Args:
+        heaps: the compiled allocators, one for each seed.
+        long: the number of heaps for a call that takes `LONG` seconds or more.
+    """
     start = time.monotonic()
     usual = digest(call, (), {})
     seconds = time.monotonic() - start
@@ -99,13 +114,13 @@ def examine(call: Call, heaps: Sequence[Path], long: int) -> Row:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run all calls that have no row yet; print a summary, and return the exit code."""
+    """Run all calls that have no row in the file of results, print a summary, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--at", action="append", default=[], metavar="PATH=FOLDER")
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--long", type=int, default=6, help="the number of seeds of a call over five seconds")
+    parser.add_argument("--long", type=int, default=6, help="the number of seeds for slow calls")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args(argv)
     build = given.build.resolve()

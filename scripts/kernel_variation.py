@@ -2,10 +2,11 @@
 
     python -m scripts.kernel_variation PLAN SOURCE PYTHON --gpu GPU[,GPU] [--kernels N] [--seeds N] [--draw SEED]
 
-PLAN is the build folder of AOTriton's generator, SOURCE the tree that it read, and PYTHON an interpreter with Triton.
-A worker process compiles each kernel as usual, and the third that took longest is left out. Then each seed has a worker
-process with the allocator of `reproduce --vary`, another PYTHONHASHSEED and another order of kernels. Objects and JSON
-files are compared. The program prints a JSON line for each GPU, and exits with 1 if a file differs.
+PLAN is the build folder of AOTriton's generator, SOURCE is the source tree that the generator read, and PYTHON is an
+interpreter with Triton. For each GPU, a worker process compiles a random sample of kernels as usual, and the program
+drops the slowest third of the sample. Then, for each seed, a worker process compiles the other kernels in another
+order, with the allocator of `reproduce --vary` and another PYTHONHASHSEED. The program compares the objects and JSON
+files with those of the usual run. It prints a JSON line for each GPU, and exits with 1 if a file differs.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ Digests = dict[str, tuple[str, str]]  # of an object and its JSON file, by the i
 
 
 def compiled(source: Path, python: str, rules: Sequence[Rule], changed: Mapping[str, str]) -> tuple[Digests, Any]:
-    """Compile rules with one worker process; return the digests of their files, and the worker's answers."""
+    """Compile rules with one worker process, and return the digests of their files and the worker's answers.
+
+    Args:
+        changed: environment variables to add or replace.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        # Old versions of Triton link with this program.
+        # Old versions of Triton link with the program that this variable names.
         linker = {key: value for key, value in os.environ.items() if key == "TRITON_HIP_LLD_PATH"}
         answers = compile_rules(python, source, rules, folder, {**linker, **changed})
         files = {rule.id: [folder / f"{rule.id}{suffix}" for suffix in (".hsaco", ".json")] for rule in rules}
@@ -41,7 +46,7 @@ def compiled(source: Path, python: str, rules: Sequence[Rule], changed: Mapping[
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile and compare; print a row for each GPU, and return the exit code."""
+    """Compile and compare the kernels, print a row for each GPU, and return the exit code."""
     parser = command_line(__doc__)
     parser.add_argument("--kernels", type=int, default=200, help="the number of kernels of all GPUs together")
     parser.add_argument("--seeds", type=int, default=10)

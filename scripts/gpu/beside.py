@@ -190,16 +190,19 @@ def launch_one(folder: Path, stem: str, result: Path) -> None:
 
 
 def launch_all(folder: Path, result: Path) -> int:
-    """Launch each kernel in its own process, because a fault breaks the CUDA context; write all results to one file."""
+    """Launch each kernel in a separate process, because a fault breaks the CUDA context, and write one file of results.
+
+    A kernel that fails or does not end in time is reported and skipped.
+    """
     with zipfile.ZipFile(result, "w") as archive:
         for stem, about in told(folder):
             began, part = time.monotonic(), result.with_name(f"{result.name}.{stem}")
             words = [sys.executable, "-I", str(Path(__file__).resolve()), "one", str(folder), stem, str(part)]
             try:
                 done = subprocess.run(words, capture_output=True, text=True, timeout=KERNEL_SECONDS, check=False)
-                why = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
+                why = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["the process failed"])[-1]
             except subprocess.TimeoutExpired:
-                why = f"it did not end within {KERNEL_SECONDS} s"
+                why = f"the kernel did not end within {KERNEL_SECONDS} s"
             if why:
                 archive.writestr(f"{stem}.failed", why)
             else:

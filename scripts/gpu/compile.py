@@ -28,7 +28,7 @@ from typing import Any
 HERE = Path(__file__).parent
 WORKER = HERE.parents[1] / "aotriton" / "worker.py"
 STANDIN = WORKER.with_name("standin")
-# These are the name of the files without a suffix, the PTX, and the content of the JSON file.
+# A compiled kernel: the name of its files without a suffix, the PTX, and the content of the JSON file.
 Made = tuple[str, bytes, dict[str, Any]]
 # Both LLVM's NVPTX backend and the drivers of CUDA 12.8 and later support this version.
 PTX_VERSION = 86
@@ -154,18 +154,18 @@ def compile_one(compiler: Any, table: Mapping[str, Any], form: Mapping[str, Any]
 
 def main() -> int:
     """Compile the forms of kernels that the arguments select; return 1 if a form cannot be compiled, otherwise 0."""
-    parser = argparse.ArgumentParser(description="Attention kernels to PTX, without a GPU and without ptxas.")
+    parser = argparse.ArgumentParser(description="Compile attention kernels to PTX, without a GPU and without ptxas.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", action="append", required=True, metavar="FAMILY=TREE")
     parser.add_argument("--capability", type=int, default=90)
     parser.add_argument("--kernels", type=Path, default=HERE / "kernels.toml", help="file with the kernels")
-    parser.add_argument("--only", default="", help="only names that contain this text")
+    parser.add_argument("--only", default="", help="compile only kernels with this text in FAMILY-ROLE-AXES")
     given = parser.parse_args()
     trees = dict(source.split("=", 1) for source in given.source)
     sys.path += [str(WORKER.parent), str(STANDIN)]
     worker = importlib.import_module(WORKER.stem)
     compiler, target = worker.Compiler(), patched(given.capability)
-    # With 1, Triton would store only files that it regards as binaries, and PTX is not one of them.
+    # With the value 1, Triton stores only files that it regards as binaries, and PTX is not among them.
     os.environ["TRITON_STORE_BINARY_ONLY"] = "0"
     given.out.mkdir(parents=True, exist_ok=True)
     failed = 0

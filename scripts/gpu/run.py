@@ -1,12 +1,13 @@
 """Launch the PTX from compile.py on this machine's NVIDIA GPU, and compare the results with PyTorch's attention.
 
 This script needs PyTorch with CUDA and the driver (libcuda), but no Triton, no ptxas and no build. For each family of
-kernels, type, head size, mask and length, it runs the forward and the backward pass. It compares the output and three
-gradients, and those of PyTorch's `math` backend in the same type, with a float64 reference.
+kernels, type, head size, mask and length, the script runs the forward and the backward pass. It compares two sets of
+results with a float64 reference: the output and three gradients of the kernels, and the output and gradients of
+PyTorch's `math` backend in the same type.
 
-This rule was set before any run: an error is the largest absolute difference from the float64 reference. A result
-passes if its error is at most twice PyTorch's error plus the largest absolute value of the reference times the type's
-precision (2^-10 for fp16, 2^-7 for bf16).
+The rule for passing was set before the first run. An error is the largest absolute difference from the float64
+reference. A result passes if its error is at most twice PyTorch's error plus the largest absolute value of the
+reference times the type's precision (2^-10 for fp16, 2^-7 for bf16).
 
     python scripts/gpu/run.py FOLDER [FOLDER...] [--json FILE]
 
@@ -36,7 +37,7 @@ PRECISION = {"fp16": 2.0**-10, "bf16": 2.0**-7}
 SHARED_OPT_IN, MAX_DYNAMIC_SHARED = 97, 8
 STATIC_SHARED = 48 * 1024
 RESULTS = ("o", "dq", "dk", "dv")
-# These are the parts of kernel names that stand for no mask (False) and for a causal mask (True).
+# The parts of kernel names that stand for no mask (False) and for a causal mask (True).
 MASKS: dict[str, dict[bool, str]] = {
     "aotriton": {False: "0", True: "3"},
     "flash-attn": {False: "False", True: "True"},
@@ -272,7 +273,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def main() -> int:
     """Run all cases with the kernels of every folder, and print the tables; return 1 if a case failed, otherwise 0."""
-    parser = argparse.ArgumentParser(description="PTX of attention kernels on this GPU, against PyTorch.")
+    parser = argparse.ArgumentParser(description="Launch PTX of attention kernels, and compare with PyTorch.")
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -292,7 +293,7 @@ def main() -> int:
         families = [Family(driver, folder, name) for name in present]
         rows = [row for case in cases() for row in one(families, case)]
         every[folder.name] = rows
-        print(f"\n{folder.name}: error of ours / of PyTorch, both against float64")
+        print(f"\n{folder.name}: errors of the kernels / of PyTorch, both relative to float64")
         print("\n".join(table(rows)))
         counts = {s: sum(r["status"] == s for r in rows) for s in ("passed", "failed", "does not fit")}
         print(", ".join(f"{count} {status}" for status, count in counts.items()))
@@ -303,7 +304,7 @@ def main() -> int:
             key = "sha256_" + result
             both = [(a, b) for a, b in pairs if key in a and key in b]
             same = sum(a[key] == b[key] for a, b in both)
-            print(f"{result}: {same} of {len(both)} bit for bit the same by {names[0]} and {other}")
+            print(f"{result}: {same} of {len(both)} results of {names[0]} and {other} are bit for bit the same")
     if given.json:
         given.json.write_text(json.dumps({"about": about, "rows": every}) + "\n")
     return 0 if all(row["status"] != "failed" for rows in every.values() for row in rows) else 1
