@@ -1,4 +1,4 @@
-"""Compile the allocator of `reproduce --vary` on this machine, for scripts that preload it."""
+"""Compile the allocator of `reproduce --vary` for scripts that preload it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SOURCE = Path(__file__).resolve().parents[1] / "toolchain" / "data" / "vary" / 
 
 
 def compile_heap(folder: Path, seed: int) -> Path:
-    """Compile the allocator with a seed to a library in a folder, and return the library's path for LD_PRELOAD."""
+    """Compile the allocator with a seed to a library in `folder`, and return the library's path for LD_PRELOAD."""
     heap = folder / f"heap-{seed}.so"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", f"-DSEED={seed}u", "-o", heap, _SOURCE], check=True)
     return heap

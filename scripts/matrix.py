@@ -4,12 +4,14 @@
     .venv/bin/python scripts/matrix.py write
 
 `build` takes hours. FOLDER contains a checkout for each commit in `PAIRS`, named by the commit's first nine digits.
-Without --tritons, only the LLVMs are built. `build` can be stopped and started again, because it skips builds that have
-a result for the same inputs, and writes each result to scripts/matrix.json at once. After each build it prunes all
-unfinished work, so that only one build tree of LLVM is on the disk. Therefore set TOOLCHAIN_CACHE to a separate cache.
+Without --tritons, `build` only builds the LLVMs. `build` can be stopped and started again, because it skips builds that
+have a result for the same inputs, and writes each result to scripts/matrix.json at once. After each build, it prunes
+all unfinished work in the cache, so that the disk contains only one build tree of LLVM. Set TOOLCHAIN_CACHE to a
+separate cache, because the unfinished work of other builds is pruned too.
 
-Add two keys to a Triton's row in scripts/matrix.json by hand: `compiled`, which is the output of
-tests/integration/test_wheel_systems.py, and `cached` with the value true if most objects came from the compiler cache.
+Add two keys to a Triton's row in scripts/matrix.json by hand: `compiled` with what the output of
+tests/integration/test_wheel_systems.py shows, and `cached` with the value true if most objects came from the compiler
+cache.
 
 `write` makes docs/measurements/generations.md and rows of toolchain/data/tried.toml from the results.
 """
@@ -140,7 +142,7 @@ def _row(said: Any, stage: str) -> dict[str, Any]:
 
 
 def measured(log: str) -> dict[str, int]:
-    """Return the number of steps of ninja's largest run, and the CPU seconds, as far as a build's log states them.
+    """Return the number of steps of ninja's largest run, and the CPU seconds, if a build's log contains them.
 
     The CPU seconds of a resumed build are those of its last run.
     """
@@ -213,7 +215,7 @@ def edits_for(commit: str, llvm: str) -> int:
 
 
 def rows(results: dict[str, dict[str, Any]], by_hand: Sequence[dict[str, str]]) -> str:
-    """Return rows for tried.toml, except for results about which `by_hand` already contains a row."""
+    """Return rows for tried.toml, except for results that `by_hand` already has a row for."""
     known = {(row["what"], row["of"], row["as"]) for row in by_hand}
     found = []
     for pair in PAIRS:
@@ -249,7 +251,7 @@ def main(words: Sequence[str]) -> None:
     building = verbs.add_parser("build")
     building.add_argument("--tritons", type=Path, help="folder of checkouts; without it only the LLVMs are built")
     building.add_argument("--only", default="", help="major versions of LLVM, comma-separated")
-    building.add_argument("--machine", default="two cores", help="description of this machine for the page")
+    building.add_argument("--machine", default="two cores", help="description of the machine for the page")
     building.set_defaults(run=build)
     verbs.add_parser("write").set_defaults(run=write)
     asked = parser.parse_args(words)

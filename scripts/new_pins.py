@@ -189,7 +189,7 @@ def _triton(entry: Mapping[str, Any], known: set[str]) -> Iterator[Finding]:
     elif llvm and not row.llvm:
         yield Finding(f"Triton {version} is on record without its LLVM", why, build)
     elif llvm and row.llvm != llvm:
-        yield Finding(f"Triton {version} has another LLVM than on record", f"{why}; on record is {row.llvm}", build)
+        yield Finding(f"Triton {version} has another LLVM than on record", f"{why}; the record has {row.llvm}", build)
 
 
 def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) -> Iterator[Finding]:
@@ -215,7 +215,7 @@ def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) 
     if missing:
         yield Finding(f"AOTriton {named[1]} is on record without its {' and '.join(missing)}", why, build)
     elif (row.commit, row.triton) != (entry["commit"], carried) or (pin is not None and row.llvm != pin.commit):
-        on_record = f"on record are {row.commit}, Triton {row.triton}, LLVM {row.llvm or 'unknown'}"
+        on_record = f"the record has {row.commit}, Triton {row.triton}, LLVM {row.llvm or 'unknown'}"
         yield Finding(f"AOTriton {named[1]} differs from the record", f"{why}; {on_record}", build)
 
 
@@ -303,7 +303,10 @@ def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> It
     recorded = {pin.target: pin for pin in row.codegen}
     for target in sorted({*pins, *recorded} - set(odd)):
         here, there = pins.get(target), recorded.get(target)
-        why = f"{where}; it pins {_named(here) if here else 'none'}; on record is {_named(there) if there else 'none'}"
+        why = (
+            f"{where}; it pins {_named(here) if here else 'none'}; the record has"
+            f" {_named(there) if there else 'none'}"
+        )
         if here is None or there is None or here.revision != there.revision:
             yield Finding(f"{who} has another LLVM for {target} than on record", why)
         elif here.repository and here.repository != there.repository:

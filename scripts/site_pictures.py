@@ -51,8 +51,8 @@ def _on() -> dict[str, set[str]]:
 def flow() -> str:
     """Return a picture of how images are built.
 
-    It shows the sources and packages, the stages with arrows from the stages that they are built on directly, and the
-    outputs.
+    The picture shows the sources and packages, the stages, arrows to each stage from the stages that it is built on
+    directly, and the outputs.
     """
     where = levels(_on())
     columns = [[one for one in STAGES if where[one.name] == level] for level in range(max(where.values()) + 1)]

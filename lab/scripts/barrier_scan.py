@@ -2,9 +2,9 @@
 
     python lab/scripts/barrier_scan.py FOLDER|FILE.hsaco…
 
-The script follows all paths of a kernel, and prints each barrier that some path reaches while an LDS store is
-outstanding. The emulator finds such barriers only on the path that it executes. docs/lab/llvm-barrier.md describes the
-bug in LLVM that causes them.
+The script follows all paths of a kernel, and prints each barrier that a path reaches while an LDS store is outstanding.
+The emulator finds such barriers only on the path that it executes. docs/lab/llvm-barrier.md describes the bug in LLVM
+that causes these barriers.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def main(*given: str) -> None:
                 found = barriers([parse(line) for line in lines])
             except EmulatorError as error:
                 skipped += 1
-                print(f"{path.name}: not read: {error.what}")
+                print(f"{path.name}: the file was not read: {error.what}")
                 continue
             bad += bool(found)
             for address, name in found:
                 print(f"{path.name}: {name} at {address:#x} does not wait for an LDS store")
-    print(f"{count} kernels, {bad} with such a barrier, {skipped} not read")
+    print(f"{count} files, {bad} with such a barrier, {skipped} not read")
 
 
 if __name__ == "__main__":

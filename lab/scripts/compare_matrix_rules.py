@@ -3,9 +3,10 @@
 
     PYTHONPATH=.:lab/src python lab/scripts/compare_matrix_rules.py [PRODUCTS]
 
-The script needs `mmasim`, `numpy` and `torch`, and runs in a checkout. Two NaNs are treated as equal, even if their
-bits differ. mmasim drops a partial sum that is infinite or NaN if the exponent of a bf8 product exceeds the sum's
-exponent by more than 25, because mmasim takes the exponent of infinity as 0. Such differences are counted separately.
+The script needs `mmasim`, `numpy` and `torch`, and runs in a checkout. PRODUCTS is the minimum number of results to
+compare for each instruction; the default is 100,000. Two NaNs are equal, even if their bits differ. mmasim drops a
+partial sum that is infinite or NaN if the exponent of a bf8 product exceeds the sum's exponent by more than 25, because
+mmasim takes the exponent of infinity as 0. The script counts such differences separately.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def compare(gpu: str, shape: str, wanted: int) -> tuple[int, int, int, int]:
 
 
 def main() -> None:
-    """Print a line for each instruction; exit with 1 if a result differs although mmasim dropped no sum."""
+    """Print a line for each instruction, and exit with 1 if a result differs although mmasim dropped no sum."""
     wanted, differing = int(sys.argv[1]) if sys.argv[1:] else 100_000, 0
     print(f"mmasim {version('mmasim')}, torch {torch.__version__}, numpy {np.__version__}")
     for gpu, shapes in SHAPES.items():

@@ -1,12 +1,12 @@
-"""Plant faults into compiled kernels, one at a time, and count how many of them `kernels check` notices.
+"""Plant faults in compiled kernels, one at a time, and count how many of them `kernels check` notices.
 
     python lab/scripts/emulator_mutants.py [--gpus gfx942,gfx950,gfx1100,gfx1201] [--each 50] [--seed 1] [--json FILE]
 
 The script compiles the attention kernel of lab/tests/emulated for each GPU, with 70 rows and blocks of 32, and runs its
 last two workgroups as the check does. For each GPU, `--each` mutants change one executed instruction: the instruction
-is removed, reads another register, is replaced by another operation, or has another offset. In the other mutants, an
-executed barrier or wait is removed. A mutant is noticed if the result of the check is not `right`. Each survivor is
-listed with the reason: no byte of the output changed, or the error stayed within the tolerance.
+is removed, reads another register, is replaced by another operation, or has another offset. Each other mutant removes
+an executed barrier or wait. A mutant is noticed if the result of the check is not `right`. The script lists each
+mutant that survives, with the reason: no byte of the output changed, or the error stayed within the tolerance.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Subject:
         self.executed = executed(self.program)
 
     def check(self, program: Program) -> tuple[str, str, float]:
-        """Check a program; return the status, the reason, and the largest error as a share of the allowed error.
+        """Check a program, and return the status, the reason, and the largest error as a share of the allowed error.
 
         If the check raises an error, the status is the name of the error's class, and the share is 0.
         """
@@ -93,7 +93,7 @@ class Subject:
         return b"".join(buffer.tobytes() for buffer in run(program, launch).buffers.values())
 
     def what_survived(self, program: Program, share: float) -> str:
-        """Return why a mutant was not noticed."""
+        """Return the reason why the check did not notice a mutant."""
         if self.output(program) != self.bytes:
             return f"within the tolerance: {share:.2f} of it"
         return "no byte changed"

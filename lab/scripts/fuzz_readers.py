@@ -1,11 +1,12 @@
-"""Read mutants of every kind of file that can contain kernels; none may cause a traceback.
+"""Read mutants of every kind of file that can contain kernels, and report the mutants that the tool cannot handle.
 
     python lab/scripts/fuzz_readers.py [--each 2000] [--seed 1] [--kinds aks2,wheel,…] [--json FILE] [--keep DIR]
 
-The files are made from two code objects, which the script compiles. A mutant changes a few places in a file, or in the
-content of a container, which is then packed again. Each mutant is read in this process, as the verbs read it. A mutant
-passes if it is read, or if the tool raises an error of its own. It is a fault if the mutant causes another exception,
-or takes more than 5 seconds or more than 1 GB of memory. `--keep` writes the mutants with faults to a folder.
+The script compiles two code objects, and makes the files from them. A mutant is a file with a few changed places, or a
+container that is packed again after its content has been changed. The script reads each mutant as the verbs read it,
+without a separate process. A mutant passes if it is read, or if the tool raises an error of its own. The script reports
+a fault if a mutant causes another exception, or if reading it takes more than 5 seconds or more than 1 GB of memory.
+`--keep` writes the mutants with faults to a folder.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def aks2(directory: bytes, objects: bytes, count: int) -> bytes:
 
 
 def mutated_aks2(codes: list[bytes], draw: random.Random) -> bytes:
-    """Return a mutant of an .aks2 file: its compressed bytes, its directory or its objects are changed."""
+    """Return an .aks2 file in which the compressed bytes, the directory or the objects are changed."""
     directory, objects = b"", b""
     for at, code in enumerate((*codes, b"")):
         name = b"kernel-%d\0" % at
@@ -130,7 +131,7 @@ def mutated_aks2(codes: list[bytes], draw: random.Random) -> bytes:
 
 
 def mutated_zip(files: Mapping[str, bytes], draw: random.Random, method: int) -> bytes:
-    """Return a mutant of a .zip: its bytes, its central directory, or only some names are changed."""
+    """Return a .zip in which the bytes, the central directory, or only some names are changed."""
     stream = io.BytesIO()
     names = [(_name(name, draw) if draw.random() < 0.1 else name, content) for name, content in files.items()]
     with zipfile.ZipFile(stream, "w") as archive:
@@ -142,7 +143,7 @@ def mutated_zip(files: Mapping[str, bytes], draw: random.Random, method: int) ->
     how = draw.randrange(3)
     if how == 0:
         return mutated(bytes(data), draw)
-    if how == 1:  # only the central directory, which zipfile trusts
+    if how == 1:  # changes only the central directory, because zipfile trusts it
         start = data.find(b"PK\x01\x02")
         return bytes(data[:start]) + mutated(bytes(data[start:]), draw)
     return bytes(data)
@@ -192,7 +193,7 @@ def packed_bundle(content: bytes, draw: random.Random) -> bytes:
 
 
 def mutated_bundle(codes: Mapping[str, bytes], draw: random.Random) -> bytes:
-    """Return a mutant of a compressed bundle: its content, its compressed bytes or its header is changed."""
+    """Return a compressed bundle in which the content, the compressed bytes or the header is changed."""
     how = draw.randrange(3)
     content = bundle(codes)
     if how == 0:
@@ -359,7 +360,11 @@ class Outcome:
 
 
 def kinds(codes: Mapping[str, bytes], scratch: Path) -> dict[str, Kind]:
-    """Return all kinds of files by name; the files are made from one code object for each GPU."""
+    """Return all kinds of files by name.
+
+    Args:
+        codes: a code object for each GPU, from which the files are made.
+    """
     objects = list(codes.values())
     caches = Caches.of(codes, scratch)
     with Ledger(scratch / "ledger") as ledger:
@@ -420,7 +425,7 @@ def kinds(codes: Mapping[str, bytes], scratch: Path) -> dict[str, Kind]:
 
 
 def fuzz(kind: Kind, count: int, seed: str, keep: Path | None = None) -> Outcome:
-    """Make and read `count` mutants of a kind; copy those with faults to the folder `keep`."""
+    """Make and read `count` mutants of a kind, and copy the mutants with faults to the folder `keep`."""
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="toolchain-fuzz-") as folder:
         for number in range(count):

@@ -1,4 +1,4 @@
-"""Launch the PTX from compile.py on this machine's NVIDIA GPU, and compare the results with PyTorch's attention.
+"""Launch the PTX from compile.py on an NVIDIA GPU, and compare the results with PyTorch's attention.
 
 This script needs PyTorch with CUDA and the driver (libcuda), but no Triton, no ptxas and no build. For each family of
 kernels, type, head size, mask and length, the script runs the forward and the backward pass. It compares two sets of
