@@ -170,7 +170,7 @@ def kill(child: Child) -> None:
 
 
 def faults(machines: Machines) -> set[str]:
-    """Run four campaigns, one with a killed worker and one with a restarted scheduler; return the images' digests."""
+    """Run four campaigns, one with a killed worker and one with a restarted scheduler, and return the digests."""
     found = [machines.campaign("local")]
     scheduler, _, second = machines.scheduler(8786), machines.worker(ONE, 8786), machines.worker(TWO, 8786)
     found.append(machines.campaign("two workers", 8786))

@@ -79,7 +79,12 @@ def calls(build: Path, at: Mapping[str, str]) -> list[Call]:
 
 
 def digest(call: Call, before: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Run a call with its outputs in a temporary folder; return the digest of all files that it writes."""
+    """Run a call with its outputs in a temporary folder, and return the digest of all files except the dependency file.
+
+    Args:
+        before: words to put before the command line.
+        variables: environment variables to add or replace.
+    """
     with tempfile.TemporaryDirectory() as name:
         words = list(call.words)
         for option in ("-o", "-d"):

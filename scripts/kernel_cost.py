@@ -48,7 +48,7 @@ class Ways:
         self._of = generation_of("0.13b")
 
     def upstream(self, rules: Sequence[Rule], folder: Path) -> None:
-        """Compile each rule with upstream's script in a process of its own."""
+        """Compile each rule with upstream's script in a separate process."""
         for rule in rules:
             words = upstream_arguments(rule, *self._of.words_of([rule.target]))
             words[0] = words[0].replace(SOURCE, str(self._source), 1)

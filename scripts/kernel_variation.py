@@ -26,7 +26,7 @@ from scripts.heaps import compile_heap
 from scripts.worker_run import command_line, compile_rules, planned
 from toolchain.kernels.rules import Rule
 
-Digests = dict[str, tuple[str, str]]  # of an object and its JSON file, by the id of the rule
+Digests = dict[str, tuple[str, str]]  # the digests of the object and its JSON file, by the id of the rule
 
 
 def compiled(source: Path, python: str, rules: Sequence[Rule], changed: Mapping[str, str]) -> tuple[Digests, Any]:

@@ -56,7 +56,7 @@ class Pair:
 
     @property
     def source(self) -> str:
-        """The value of `--source` for this LLVM."""
+        """Return the value of `--source` for this LLVM."""
         return f"llvm=distro:llvm-toolchain-{self.llvm}"
 
 

@@ -45,7 +45,7 @@ _CODEGEN = re.compile(r"cmake/([a-z0-9]{1,20})-llvm-(build-)?info\.json")
 _TRITON_TAG = re.compile(r"refs/tags/v(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _TRITON_BRANCH = re.compile(r"refs/heads/(main|release/\d{1,4}\.\d{1,4}\.x)")
 _AOTRITON_REF = re.compile(r"refs/tags/(\d{1,4}(?:\.\d{1,4}){1,3}(?:b|tp\d?))|refs/heads/(main)")
-_LIMIT = 100  # the maximum number of refs that are read from one repository, and of pin files from a commit
+_LIMIT = 100  # the maximum number of refs to read from a repository, and of pin files to read from a commit
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,7 @@ def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> It
     for target in sorted({*pins, *recorded} - set(odd)):
         here, there = pins.get(target), recorded.get(target)
         why = (
-            f"{where}; it pins {_named(here) if here else 'none'}; the record has"
-            f" {_named(there) if there else 'none'}"
+            f"{where}; it pins {_named(here) if here else 'none'}; the record has {_named(there) if there else 'none'}"
         )
         if here is None or there is None or here.revision != there.revision:
             yield Finding(f"{who} has another LLVM for {target} than on record", why)

@@ -209,7 +209,7 @@ def _all_refused(version: str, error: ToolchainError, cells: int) -> list[str]:
 
 def _others() -> str:
     rows = []
-    released = {one.commit for one in aotriton_releases()}  # releases have a table of their own
+    released = {one.commit for one in aotriton_releases()}  # these have a separate table
     names = {"llvm": "LLVM", "kernels": "FlashAttention kernels by Triton", "aotriton": "AOTriton"}
     for one in tried():
         if one.what in names and one.as_ in {"debian13", "glibc 2.31"} and one.of not in released:

@@ -77,7 +77,7 @@ def flow() -> str:
         for number, under in enumerate(_directly(one.name)):
             (from_x, from_y), (to_x, to_y) = places[under], places[one.name]
             end = to_y + _HIGH // 2 + 12 * number
-            # A long arrow passes other columns between two rows, where there is no box.
+            # A long arrow passes other columns between two rows, because the rows contain boxes.
             past = f"H{from_x + _WIDE + _GAP // 2}V{to_y - 8 - 4 * number}" if to_x - from_x > step_x else ""
             start = f"M{from_x + _WIDE} {from_y + _HIGH // 2}"
             parts.append(_arrow(f"{start}{past}H{to_x - _GAP // 2}V{end}H{to_x - 2}"))

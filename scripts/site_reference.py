@@ -81,7 +81,7 @@ def _call(name: str, command: Any) -> str:
     words = [str(one.metavar or (one.name or "").rstrip("_").upper()).strip("[]") for one in arguments]
     pairs = zip(arguments, words, strict=True)
     call = " ".join([name, *(word if one.required else f"[{word}]" for one, word in pairs)])
-    # GitHub and the site would take a bar in backquotes as the end of a table cell.
+    # GitHub and the site treat a bar as the end of a table cell, even in backquotes.
     return f"<code>{call.replace('|', '&#124;')}</code>" if "|" in call else f"`{call}`"
 
 
