@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.kernels.rules import Rule
 from toolchain.stages.kernel_workers import VARIABLES
@@ -18,18 +19,20 @@ START = TOP / "aotriton" / "start.py"
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the arguments plan, source, python and --gpu."""
+    """Return a parser with the arguments plan, source, python, --gpu and --release."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path)
     parser.add_argument("source", type=Path)
     parser.add_argument("python")
     parser.add_argument("--gpu", required=True)
+    parser.add_argument("--release", default="0.13b", help="the AOTriton release whose generator wrote the plan")
     return parser
 
 
 def planned(given: argparse.Namespace) -> tuple[Rule, ...]:
     """Return the rules of the plan that the arguments of `command_line` name."""
-    return read_plan(given.plan, given.source, build=str(given.plan), source=str(given.source)).rules
+    of = generation_of(given.release)
+    return read_plan(given.plan, given.source, build=str(given.plan), source=str(given.source), of=of).rules
 
 
 def compile_rules(
