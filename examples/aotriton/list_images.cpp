@@ -1,11 +1,11 @@
-// Finds the AOTriton library of this program, and lists the kernel images next to it, like its loader.
+// Finds the AOTriton library of this program, as AOTriton's loader does, and lists the kernel images next to it.
 //
-//   list_images            a line for each archive, or folder of .aks2 files: .aks2 files, code objects and bytes
-//   list_images --names    a line for each code object
+//   list_images            prints the numbers of .aks2 files, code objects and bytes of each archive or folder
+//   list_images --names    prints a line for each code object
 //
-// An archive is a .zip with uncompressed members; each is an .aks2: "AKS2", uncompressed size, number of kernels and size of
-// the directory, then an LZMA stream of directory and code objects. Numbers are little-endian. Before 0.13 the .aks2 are
-// files in folders.
+// An archive is a .zip file whose uncompressed members are .aks2 files. An .aks2 file consists of "AKS2", the
+// uncompressed size, the number of kernels, the size of the directory, and an LZMA stream of the directory and the code
+// objects. Numbers are little-endian. AOTriton before 0.13 has folders of .aks2 files instead of archives.
 #include <aotriton/config.h>
 #include <aotriton/flash.h>
 
@@ -32,10 +32,10 @@ namespace {
 
 [[noreturn]] void damaged(const std::string &what) { throw std::runtime_error(what); }
 
-// The number of `bytes` bytes at `offset`.
+// Returns the number that `bytes` bytes at `offset` contain.
 std::uint64_t number(std::string_view data, std::uint64_t offset, int bytes) {
   if (offset + bytes > data.size())
-    damaged("it ends early");
+    damaged("the data ends too early");
   std::uint64_t value = 0;
   for (int index = bytes; index-- > 0;)
     value = value << 8 | static_cast<unsigned char>(data[offset + index]);
@@ -44,7 +44,7 @@ std::uint64_t number(std::string_view data, std::uint64_t offset, int bytes) {
 
 std::string_view part(std::string_view data, std::uint64_t offset, std::uint64_t size) {
   if (offset > data.size() || size > data.size() - offset)
-    damaged("it ends early");
+    damaged("the data ends too early");
   return data.substr(offset, size);
 }
 
@@ -55,12 +55,12 @@ struct Kernel {
 
 std::vector<Kernel> kernels(std::string_view aks2) {
   if (part(aks2, 0, 4) != "AKS2")
-    damaged("a member is no AKS2 file");
+    damaged("a member is not an AKS2 file");
   const std::uint64_t total = number(aks2, 4, 4), count = number(aks2, 8, 4), directory = number(aks2, 12, 4);
   std::string content(total, '\0');
   lzma_stream stream = LZMA_STREAM_INIT;
   if (lzma_auto_decoder(&stream, UINT64_MAX, 0) != LZMA_OK)
-    damaged("no memory to unpack it");
+    damaged("there is not enough memory to decompress a member");
   stream.next_in = reinterpret_cast<const std::uint8_t *>(aks2.data()) + 16;
   stream.avail_in = aks2.size() - 16;
   stream.next_out = reinterpret_cast<std::uint8_t *>(content.data());
@@ -69,7 +69,7 @@ std::vector<Kernel> kernels(std::string_view aks2) {
   const bool whole = said == LZMA_STREAM_END && stream.avail_out == 0;
   lzma_end(&stream);
   if (!whole)
-    damaged("a member does not unpack to its size");
+    damaged("a member does not decompress to its size");
   std::vector<Kernel> found;
   std::uint64_t at = 0;
   for (std::uint64_t index = 0; index < count; ++index) {
@@ -80,9 +80,9 @@ std::vector<Kernel> kernels(std::string_view aks2) {
       damaged("a directory of code objects is damaged");
     std::string name(part(content, at + 20, length - 1));
     const std::string_view object = part(std::string_view(content).substr(directory), offset, size);
-    // An empty one is a kernel that is known not to compile.
+    // An empty code object marks a kernel that did not compile.
     if (!object.empty() && object.substr(0, 4) != "\x7f" "ELF")
-      damaged(name + " is no code object");
+      damaged(name + " is not a code object");
     found.push_back({std::move(name), size});
     at += 20 + length;
   }
@@ -98,17 +98,17 @@ std::vector<Member> members(std::string_view zip) {
   constexpr std::string_view end("PK\x05\x06", 4);
   const std::size_t last = zip.rfind(end);
   if (last == std::string_view::npos)
-    damaged("it is no zip archive");
+    damaged("the file is not a zip archive");
   const std::uint64_t count = number(zip, last + 10, 2);
   std::uint64_t at = number(zip, last + 16, 4);
   std::vector<Member> found;
   for (std::uint64_t index = 0; index < count; ++index) {
     if (number(zip, at, 4) != 0x02014b50)
-      damaged("its directory is damaged");
+      damaged("the directory of the zip archive is damaged");
     const std::uint64_t size = number(zip, at + 20, 4), local = number(zip, at + 42, 4);
     const std::uint64_t name = number(zip, at + 28, 2);
     if (number(zip, at + 10, 2) != 0)
-      damaged("a member is packed, and the loader reads stored ones alone");
+      damaged("a member is compressed, but the loader only reads uncompressed members");
     const std::uint64_t data = local + 30 + number(zip, local + 26, 2) + number(zip, local + 28, 2);
     found.push_back({std::string(part(zip, at + 46, name)), part(zip, data, size)});
     at += 46 + name + number(zip, at + 30, 2) + number(zip, at + 32, 2);
@@ -121,7 +121,7 @@ std::string content(const fs::path &path) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-// The file of the library, as the dynamic linker found it.
+// Returns the path of the library that the dynamic linker loaded.
 fs::path library() {
   std::string found;
   dl_iterate_phdr(
@@ -136,7 +136,7 @@ fs::path library() {
 }
 
 int run(bool names) {
-  // Its constructor lives in the library: without it this neither links nor starts.
+  // The constructor of these parameters is in the library, so the program does not link or start without the library.
   aotriton::v3::flash::attn_fwd_params parameters;
   const fs::path file = library();
   std::printf("AOTriton %u.%u.%u in %s, attn_fwd from sequence %d\n", AOTRITON_VERSION_MAJOR, AOTRITON_VERSION_MINOR,

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds and runs the consumer with each of the system's compilers and linkers: build.sh PREFIX
+# Build and run the program with each compiler and each linker of the system: build.sh PREFIX
 set -eu
 prefix=$1
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,4 +1,4 @@
-// Prints the names that it is given, demangled, and the LLVM that did it.
+// Prints each argument demangled, and the version and the host triple of LLVM.
 #include "llvm/Config/llvm-config.h"
 #include "llvm/Demangle/Demangle.h"
 #include "llvm/Support/raw_ostream.h"

@@ -1,6 +1,6 @@
 #!/bin/sh
 #SBATCH --cpus-per-task=4
-# release-key is next to this script. It is the private key, so only you may read it.
+# release-key and release-key.pub are next to this script. release-key is the private key, so no other user may read it.
 set -eu
 export TOOLCHAIN_CACHE="${TMPDIR:-/tmp}/toolchain-$SLURM_JOB_ID"
 export TOOLCHAIN_LOCK_FILE="$TOOLCHAIN_CACHE.lock"

@@ -1,8 +1,8 @@
 #!/bin/sh
 #SBATCH --array=1-16
 #SBATCH --cpus-per-task=32
-# 16 occurs twice, so that a single shard can be run again with --array=3. The store is a folder that all nodes share.
-# release-key.pub is next to this script.
+# The number of shards, 16, is written twice, so that a single shard can be run again: sbatch --array=3 slurm-shard.sh
+# The store is a folder that all nodes share. release-key.pub is next to this script.
 set -eu
 export TOOLCHAIN_CACHE="${TMPDIR:-/tmp}/toolchain-$SLURM_JOB_ID"
 export TOOLCHAIN_LOCK_FILE="$TOOLCHAIN_CACHE.lock"

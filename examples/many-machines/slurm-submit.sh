@@ -1,7 +1,7 @@
 #!/bin/sh
-# Submits the shards, and the merge for when all of them have succeeded.
+# Submit the shards, and the merge, which starts after all shards have succeeded.
 set -eu
 cd "$(dirname "$0")"
 shards=$(sbatch --parsable slurm-shard.sh)
-# On a federation the answer is JOB;CLUSTER.
+# In a federation of clusters, sbatch prints JOB;CLUSTER.
 sbatch --dependency="afterok:${shards%%;*}" slurm-merge.sh
