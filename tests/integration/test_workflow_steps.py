@@ -201,8 +201,8 @@ def test_publish_workflow_builds_publishes_and_verifies(ground: Ground, trial: t
     assert f"{attested['name']}@{attested['digest']}" == ref
     assert service.approvals == ["keys", "publish(portable,llvm)"]
     verify = f"verify({ref})/verify"
-    assert "COPY --from" in service.steps(verify, "success")
-    assert "And its sources" in service.steps(verify, "success")
+    assert "Copy from the image in a Dockerfile" in service.steps(verify, "success")
+    assert "Verify the sources" in service.steps(verify, "success")
     stood_in = {one.stood_in for one in service.ran if one.stood_in}
     assert stood_in == {
         *("actions/checkout", "actions/setup-python", "actions/cache/restore", "actions/cache/save"),
@@ -224,9 +224,9 @@ def test_publish_workflow_leaves_no_key_or_login(trial: tuple[Service, dict[str,
 @pytest.mark.parametrize(
     ("public", "passes", "fails"),
     [
-        ("key", "And its sources", ""),
-        ("", "The tool", "By digest and nothing else"),
-        ("other", "Log in", "Bytes, signature, provenance, SBOM"),
+        ("key", "Verify the sources", ""),
+        ("", "Install the tool", "Require a digest"),
+        ("other", "Log in", "Verify bytes, signature, provenance and SBOM"),
     ],
     ids=["key", "no-key", "wrong-key"],
 )
@@ -312,14 +312,14 @@ def _began(file: str) -> Callable[[Machine], bool]:
 def test_cancelled_build_stores_no_cache_or_artifact(
     ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
 ) -> None:
-    event = ground.event(inputs={"stage": "base"}, cancels={"Take it or build it": _began(f"{TEMP}/publisher.pub")})
+    event = ground.event(inputs={"stage": "base"}, cancels={"Reuse or build the stage": _began(f"{TEMP}/publisher.pub")})
     service = ground.service(tmp_path / "github")
     results = run_workflow(FLOWS / "build.yml", event, service)
     job = "base(portable,amd64)/build"
     assert (results["base"], results["llvm"]) == ("cancelled", "skipped"), told(service)
-    assert service.steps(job, "cancelled") == ["Take it or build it"]
+    assert service.steps(job, "cancelled") == ["Reuse or build the stage"]
     after = {one.step: one.result for one in service.ran if one.job == job}
-    assert {after[step] for step in ("Keep which packages the base has", "Pack for later jobs", "Full logs")} == {
+    assert {after[step] for step in ("Save the lists of the base's packages", "Pack the stage for later jobs", "Upload the full logs")} == {
         "skipped"
     }
     assert not list(service.folder.glob("caches/*"))
@@ -394,7 +394,7 @@ def test_tool_workflow_releases_only_a_tag_of_its_version(
         assert "is not the version 0.1.0" in service.log("wheel").read_text()
         return
     assert results == {"wheel": "success", "release": "success"}, told(service)
-    assert "COPY --from" in service.log("wheel").read_text()  # the installed wheel's plan
+    assert "Copy from the image in a Dockerfile" in service.log("wheel").read_text()  # the installed wheel's plan
     names = {wheel["name"] for wheel in service.attested}
     assert names == {"toolchain-0.1.0-py3-none-any.whl", "toolchain_lab-0.1.0-py3-none-any.whl"}
     assert {"SHA256SUMS", *names} <= set(service.log("release").read_text().split())
@@ -412,4 +412,4 @@ def test_publish_workflow_succeeds_with_an_empty_cache(ground: Ground, tmp_path:
     results = run_workflow(FLOWS / "publish.yml", event, service)
     assert set(results.values()) == {"success"}, told(service)
     assert sorted(one["name"].rpartition("/")[2] for one in service.attested) == [PART, BASE]
-    assert "The base as a bundle" in service.steps("publish(portable,base)", "success")
+    assert "Publish the base as a bundle" in service.steps("publish(portable,base)", "success")
