@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lab.tests.emulator_fixtures import bits, double, get, put, run, wave_of
@@ -21,7 +21,6 @@ class Vector:
     after: dict[str, Any]
     gpu: str = "gfx942"
     word: int = 0
-    more: tuple[str, ...] = field(default=())
 
 
 def v(

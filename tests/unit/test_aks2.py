@@ -146,7 +146,8 @@ def test_reader_does_not_hold_all_kernels_in_memory() -> None:
         assert sum(len(kernel.read()) for kernel in kernels) == count * size
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < size + (64 << 20)
+    # The measured peak is 21 MB, because the reader keeps 16 MiB in memory before it writes to a temporary file.
+    assert most < 40 << 20
 
 
 def test_overlapping_kernels_are_refused(tmp_path: Path) -> None:

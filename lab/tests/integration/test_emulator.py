@@ -181,9 +181,12 @@ def test_emulate_exits_with_the_code_of_the_error(
 def test_json_of_another_object_is_refused(objects: Mapping[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copy(objects["gfx942/add-fp16"], tmp_path / "k.hsaco"))
     words = (str(path), *ARGUMENTS, "--arg", "n=300")
-    for other in ("gfx1100/add-fp16", "gfx942/row_sum-fp16"):
+    for other, differs in (("gfx1100/add-fp16", "the GPU: gfx1100"), ("gfx942/row_sum-fp16", "the kernel: row_sum")):
         shutil.copy(objects[other].with_suffix(".json"), path.with_suffix(".json"))
-        assert call(*words).exit_code in {12, 23}
+        done = call(*words)
+        assert done.exit_code == 23
+        assert "[metadata-other-object]" in done.stderr
+        assert differs in done.stderr
     beside = json.loads(objects["gfx942/add-fp16"].with_suffix(".json").read_text())
     beside["signature"] = beside["signature"][1:]
     path.with_suffix(".json").write_text(json.dumps(beside))
@@ -230,7 +233,9 @@ def test_check_continues_from_its_results_file(objects: Mapping[str, Path], tmp_
     assert ["kept" in reason for reason in reasons] == [True, False], reasons
     assert len(results.read_text().splitlines()) == 2
     results.write_text("no results\n")
-    assert CliRunner().invoke(app, words).exit_code in {3, 22}
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 3
+    assert "[results-malformed]" in done.stderr
 
 
 def test_check_skips_kernels_without_the_json_of_the_worker(objects: Mapping[str, Path], tmp_path: Path) -> None:

@@ -68,8 +68,10 @@ def test_triton_of_environment_or_inherited_installation_is_found(tmp_path: Path
         parts(tmp_path / "alone" / "bin" / "python")
     triton(site)
     assert parts(tmp_path / "alone" / "bin" / "python") == {"triton": site / "triton"}
-    environment(tmp_path / "both", program, system=True)
+    inner = environment(tmp_path / "both", program, system=True)
     assert parts(tmp_path / "both" / "bin" / "python") == {"triton": outer}
+    triton(inner)
+    assert parts(tmp_path / "both" / "bin" / "python") == {"triton": inner / "triton"}, "the environment comes first"
     assert not (tmp_path / "opt" / "ran").exists()
 
 

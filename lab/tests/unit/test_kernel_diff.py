@@ -226,8 +226,15 @@ def test_growth_of_ptx_local_memory_is_reported_as_spills(tmp_path: Path) -> Non
         (tmp_path / side / "k.ptx").write_text(PTX.format(name="k", local=local))
     (row,) = run(tmp_path / "a", tmp_path / "b", "--fail-on", "spills", code=RegressionError.code)["kernels"]
     assert (row["gpu"], row["new_spills"], row["before"]["vgpr"], row["before"]["threads"]) == ("sm_90a", 48, None, 128)
-    (facts,) = read_ptx(PTX.format(name="k", local=1) + "// the end\n", "k.ptx")
-    assert facts.digest == row["before"]["digest"] or facts.scratch == 1
+    (before, after) = (row[side]["scratch"] for side in ("before", "after"))
+    assert (before, after) == (16, 64)
+
+
+def test_digest_of_ptx_omits_declarations_and_comments() -> None:
+    (first,) = read_ptx(PTX.format(name="k", local=16), "k.ptx")
+    (same,) = read_ptx(PTX.format(name="k", local=16).replace("a comment", "another") + "// the end\n", "k.ptx")
+    (other,) = read_ptx(PTX.format(name="k", local=16).replace("[a]", "[b]"), "k.ptx")
+    assert first.digest == same.digest != other.digest
 
 
 @pytest.mark.parametrize("at", [0, 3, 19, 64, 300, 2000])
