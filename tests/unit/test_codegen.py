@@ -176,8 +176,16 @@ def test_build_without_glibc_is_refused(request_: Request, tree: Path) -> None:
     (tree / "cmake/amd-llvm-info.json").unlink()
     with refused("stage-not-for-base"):
         plan(replace(request_, glibc="", sources=specs({"triton": str(tree)})), "triton")
-    with refused("source-unused"):
+
+
+def test_llvm_for_a_gpu_that_triton_does_not_use_is_refused(request_: Request, tree: Path) -> None:
+    (tree / "cmake/amd-llvm-info.json").unlink()
+    with refused("source-unused", "llvm-amdgpu"):
         plan(request_, "triton")
+
+
+def test_bindings_of_a_tree_that_requires_pybind11_are_not_stable(tree: Path) -> None:
+    assert (bindings_of(tree).project, bindings_of(tree).stable) == ("nanobind", True)
     (tree / "pyproject.toml").write_text('requires = ["pybind11>=2.13.1"]  # not nanobind yet\n')
     (tree / "setup.py").write_text("")
     assert (bindings_of(tree).project, bindings_of(tree).stable) == ("pybind11", False)
@@ -263,8 +271,9 @@ def test_commit_in_no_repository_is_refused(tmp_path: Path, silent: bool, kind: 
             raise UnreachableError("test-error", "b does not answer")
         raise SourceError("test-error", f"{url} has no such commit")
 
-    with refused("commit-not-found"):
+    with refused("commit-not-found") as caught:
         first_holder("llvm-amdgpu", AMD, ("a", "b", "c"), fetch, cache=Cache(tmp_path))
+    assert type(caught.value) is kind
 
 
 @pytest.fixture
@@ -297,8 +306,7 @@ def test_fetch_and_lock_find_tree_and_repository(
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> Any:
-        more = [*upstream[:2], upstream[-1]] if words[0] == "plan" else upstream
-        done = CliRunner().invoke(app, [*words, *more])
+        done = CliRunner().invoke(app, [*words, *upstream])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 

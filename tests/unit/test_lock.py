@@ -128,7 +128,6 @@ CHANGES: list[tuple[dict[str, Any], str | None]] = [
     ({"sources": (source(), wheel(digest=A))}, "the wheel triton: digest"),
     ({"sources": (source(), wheel(), source(name="new"))}, "the source new is not in the lock"),
     ({"sources": (source(digest=""), wheel())}, "no digest before it is fetched"),
-    ({"sources": (source(kind="local", tree=A), wheel())}, "the tree"),
     ({"bases": (base(name="ubi9"),)}, "base ubi9 (amd64) is not in the lock"),
     ({"bases": (base(recipe=B),)}, "its recipe differs"),
     ({"bases": (base(image=A),)}, "another image"),
@@ -149,10 +148,17 @@ def test_differences_name_each_change(change: dict[str, Any], says: str | None, 
     found = differences(lock(), lock(**change), whole=whole)
     if says is None:
         assert found == []
-    elif whole and says == "the tree":
-        assert found  # the kind differs, and the values that depend on it
     else:
         assert says in "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("whole", "says"),
+    [(False, f"the locked tree is {B}, the tree in "), (True, "kind archive is locked, local is here")],
+)
+def test_checkout_for_an_archive_differs_by_tree_or_by_kind(whole: bool, says: str) -> None:
+    (found,) = differences(lock(), lock(sources=(source(kind="local", tree=A), wheel())), whole=whole)
+    assert found.startswith(f"the source llvm: {says}")
 
 
 def test_equal_locks_do_not_differ_but_missing_rows_do() -> None:

@@ -57,8 +57,10 @@ def test_error_for_too_few_ids_gives_the_usermod_command(user: pytest.MonkeyPatc
 def test_missing_newuidmap_is_reported(user: pytest.MonkeyPatch) -> None:
     user.undo()
     user.setenv("PATH", "/nonexistent")
-    with refused("program-missing"):
+    with refused("program-missing") as caught:
         require()
+    assert caught.value.what == "newuidmap is not installed"
+    assert "uidmap" in caught.value.fix
 
 
 def test_enter_restarts_the_process_with_its_arguments_and_user_id(user: pytest.MonkeyPatch) -> None:
