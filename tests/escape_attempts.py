@@ -37,7 +37,8 @@ class Given(TypedDict):
     Args:
         unseen: paths of the host that must not exist in the container.
         locked: a folder that all users may write to, mounted read-only in the container.
-        written: a folder of the caller that a container may write to.
+        written: a folder of the caller that the container may write to; empty if there is none, as in a build, which
+            may make links in its own tree.
         disk: the major and minor number of a disk.
         namespaces: the caller's namespaces, with their names and links in `/proc/self/ns`.
     """
@@ -200,7 +201,6 @@ ATTEMPTS: dict[str, Callable[[Given], str]] = {
     "another process's root or memory": other_process,
     "the machine's files": unseen,
     "writing to a read-only mount": locked,
-    "a link where the caller reads": links,
     "a disk": disk,
     "ptrace": trace,
     "mount": mount,
@@ -211,6 +211,7 @@ ATTEMPTS: dict[str, Callable[[Given], str]] = {
     "the kernel's settings": kernel,
     "a new system call": new_calls,
 }
+WHERE_WRITTEN: dict[str, Callable[[Given], str]] = {"a link where the caller reads": links}
 
 
 def _first(attempt: Callable[[str], object], paths: list[str]) -> str:
@@ -248,9 +249,10 @@ def main(argv: list[str]) -> None:
     """Make the attempts. `mount` comes last, because it changes the mounts of this process."""
     with open(argv[1], encoding="utf-8") as file:
         given: Given = json.load(file)
-    for name in sorted(ATTEMPTS, key=lambda name: name == "mount"):
+    attempts = ATTEMPTS | (WHERE_WRITTEN if given["written"] else {})
+    for name in sorted(attempts, key=lambda name: name == "mount"):
         try:
-            what = ATTEMPTS[name](given)
+            what = attempts[name](given)
         except OSError:
             what = ""
         sys.stdout.write(f"@out {name}: {what}\n" if what else f"@held {name}\n")

@@ -38,18 +38,24 @@ def escaping_llvm(folder: Path, *, secret: Path, owned: Path) -> Path:
     tree = hostile_llvm(folder, probe=script, says=f"from {os.getpid()}")
     secret.write_text("a key")
     secret.chmod(0o600)
+    unseen = [os.fspath(secret.parent), os.fspath(folder)]
+    write_attempts(tree / "llvm", unseen=unseen, locked="/src/llvm")
+    shutil.copy(attack.__file__, tree / "llvm")
+    return tree
+
+
+def write_attempts(folder: Path, *, unseen: list[str], locked: str, written: str = "") -> None:
+    """Write the program `escape_attempts.py` and its input `given.json`; for the arguments see `Given`."""
     number = folder.stat().st_dev
     given: escape_attempts.Given = {
-        "unseen": [os.fspath(secret.parent), os.fspath(folder)],
-        "locked": "/src/llvm",
-        "written": "/src/llvm",
+        "unseen": unseen,
+        "locked": locked,
+        "written": written,
         "disk": (os.major(number), os.minor(number)),
         "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "ipc", "net")},  # noqa: PTH115
-    }  # fmt: skip
-    (tree / "llvm" / "given.json").write_text(json.dumps(given))
-    for module in (attack, escape_attempts):
-        shutil.copy(str(module.__file__), tree / "llvm")
-    return tree
+    }
+    (folder / "given.json").write_text(json.dumps(given))
+    shutil.copy(escape_attempts.__file__, folder)
 
 
 def require_nothing_left(said: str, owned: Path) -> None:

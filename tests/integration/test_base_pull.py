@@ -178,16 +178,23 @@ def test_missing_foreign_or_damaged_image_of_a_base_is_refused(
     other = shelf.layout.children(shelf.elsewhere)[0].digest
     assert "is for linux/s390x" in fails(f"{place}{other}", UnsupportedError)
     assert "forbids" in fails(f"{place}{shelf.oci.digest}", UnreachableError, offline=True)
-    # A layer differs, because the registry's disk is damaged or its content is forged.
+    # A layer or a manifest differs, because the registry's disk is damaged or its content is forged.
     data = tmp_path / "registry" / "data"
 
-    def damage(digest: str) -> None:
+    def replace_blob(digest: str, content: bytes) -> None:
         (blob,) = data.rglob(f"{digest.removeprefix('sha256:')}/data")
-        blob.write_bytes(b"x" * blob.stat().st_size)
+        blob.write_bytes(content)
 
     manifest = shelf.layout.children(shelf.oci)[0]
-    damage(shelf.layout.children(manifest)[1].digest)
+    layer = shelf.layout.children(manifest)[1]
+    replace_blob(layer.digest, b"x" * layer.size)
     assert "did not send the requested blob" in fails(f"{place}{shelf.oci.digest}", DigestError)
+    # The registry itself refuses a manifest that is not JSON, so the forged one names another layer.
+    honest = shelf.layout.blob(manifest.digest).read_bytes()
+    forged = honest.replace(layer.digest.encode(), shelf.oci.digest.encode())
+    assert forged != honest
+    replace_blob(manifest.digest, forged)
+    assert "did not send the requested manifest" in fails(f"{place}{shelf.oci.digest}", DigestError)
 
 
 def test_unreachable_registry_of_a_base_is_reported(

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.escaping_llvm import escaping_llvm, require_nothing_left
+from tests import escape_attempts
+from tests.escaping_llvm import escaping_llvm, require_nothing_left, write_attempts
 from tests.integration.conftest import Quickstart, toolchain
 from tests.own_engine import destroy
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError
+from toolchain.core.recipe import Mount
 from toolchain.engine import isolation, view
 from toolchain.engine import probe as probing
 from toolchain.engine.buildah import Buildah
@@ -107,3 +109,23 @@ def test_every_escape_attempt_of_a_hostile_source_fails(quickstart: Quickstart, 
     )
     assert said.code == 0, said.err[-3000:]
     require_nothing_left(said.err, tmp_path / "owned")
+
+
+@pytest.mark.parametrize("links", [False, True])
+def test_container_makes_links_only_where_its_mount_allows_them(
+    base: tuple[Buildah, str], tmp_path: Path, links: bool
+) -> None:
+    """A mount that allows links shows that the attempt can succeed."""
+    given, written = tmp_path / "given", tmp_path / "written"
+    given.mkdir()
+    given.chmod(0o777)
+    written.mkdir()
+    write_attempts(given, unseen=[str(tmp_path)], locked="/given", written="/written")
+    engine, image = base
+    # The container writes a file first, so that no attempt can fail because the folder is not writable.
+    script = "echo fine >/written/file && exec python3 -I -S -B /given/escape_attempts.py /given/given.json"
+    mounts = [Mount(given, "/given"), Mount(written, "/written", read_only=False, links=links)]
+    said = engine.run(image, ["sh", "-c", script], mounts=mounts, capture=True).stdout.splitlines()
+    out = {line for line in said if line.startswith("@out")}
+    assert out == ({"@out a link where the caller reads: /written/link"} if links else set())
+    assert len(said) == len(escape_attempts.ATTEMPTS) + 1
