@@ -73,11 +73,20 @@ def test_key_of_portable_library_depends_on_rocm_headers_and_sysroot(tmp_path: P
         assert _objects(changed, portable, both) == _objects(under, portable, both), "kernels know no HIP"
 
 
-def test_library_of_each_rocm_must_exist(tmp_path: Path) -> None:
-    folder = tmp_path / "rocm6" / "lib"
-    folder.mkdir(parents=True)
-    with refused("library-missing"):
-        library_in(tmp_path, "6")
-    (folder / "libaotriton_v2.so.0.13.0").write_text("")
-    (folder / "libaotriton_v2.so").symlink_to("libaotriton_v2.so.0.13.0")
-    assert library_in(tmp_path, "6").name == "libaotriton_v2.so.0.13.0"
+@pytest.mark.parametrize(("major", "other"), [("6", "7"), ("7", "6")])
+def test_library_of_each_rocm_must_exist(tmp_path: Path, major: str, other: str) -> None:
+    def add(rocm: str) -> Path:
+        folder = tmp_path / f"rocm{rocm}" / "lib"
+        folder.mkdir(parents=True)
+        (folder / "libaotriton_v2.so.0.13.0").write_text("")
+        (folder / "libaotriton_v2.so").symlink_to("libaotriton_v2.so.0.13.0")
+        return folder / "libaotriton_v2.so.0.13.0"
+
+    add(other)
+    with refused("library-missing", f"ROCm {major}"):
+        library_in(tmp_path, major)
+    library = add(major)
+    assert library_in(tmp_path, major) == library
+    library.with_name("libaotriton_v2.so.0.14.0").write_text("")
+    with refused("library-missing", f"ROCm {major}"):
+        library_in(tmp_path, major)

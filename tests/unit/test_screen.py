@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.text import Text
-from typer.testing import CliRunner
 
-from toolchain.cli.app import app
+from toolchain.catalog.release_data import triton_releases
 from toolchain.cli.listing import Listing
-from toolchain.core import console
 from toolchain.core.cache import Cache
 from toolchain.pipeline import cache_usage
 
@@ -26,17 +24,6 @@ ANSI = re.compile(r"\x1b\[([0-9;]*)m")
 # The codes of foreground and background colours: plain, bright and of the larger palettes.
 COLOUR = re.compile(r"(?:^|;)(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;|$)")
 NO_TERMINAL = {"FORCE_COLOR", "NO_COLOR", "TERM", "COLUMNS", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE"}
-
-
-def shown(*words: str) -> list[str]:
-    """Return the output lines of a verb without colours."""
-    done = CliRunner().invoke(app, list(words))
-    console.err.cache_clear()
-    assert done.exit_code == 0, done.output
-    lines = [line.rstrip() for line in ANSI.sub("", done.stdout).splitlines()]
-    assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
-    assert "…" not in done.stdout
-    return lines
 
 
 LISTING = Listing(
@@ -132,3 +119,12 @@ def test_colours_require_a_capable_terminal_without_no_color(words: tuple[str, .
         [sys.executable, "-m", "toolchain", *words], capture_output=True, text=True, check=False, env={**kept, **env}
     )
     assert "\x1b" not in piped.stdout + piped.stderr
+
+
+def test_pins_fit_a_terminal_of_80_columns_and_commits_are_not_cut(tmp_path: Path) -> None:
+    said = ANSI.sub("", on_a_terminal(("pins",), {"TOOLCHAIN_CACHE": str(tmp_path), "TERM": "xterm-256color"}))
+    assert [line for line in said.splitlines() if len(line) > 80] == []
+    assert "…" not in said
+    commits = {row.llvm for row in triton_releases() if row.llvm}
+    assert commits
+    assert [commit for commit in commits if commit not in said] == []

@@ -157,9 +157,7 @@ def test_a_tag_that_moved_since_the_lock_is_refused(place: Place, cache: str) ->
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_unreachable_server_stops_only_a_fetch_of_missing_sources(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_server_stops_only_a_fetch_of_missing_sources(place: Place) -> None:
     words = ("fetch", "triton", "--triton", "3.6.0")
     assert place.call(*words)[0] == 0
     place.mirror = f"{UPSTREAM}=http://127.0.0.1:9/triton"
@@ -192,7 +190,6 @@ def test_llvm_pin_unlike_the_release_row_stops_the_build_before_any_stage(
     assert OTHER in said
     assert LLVM in said
     assert "[pin-differs]" in said
-    assert str(OTHER) in said
     # The LLVM of a request is not compared with the pin.
     llvm = f"llvm=https://github.com/triton-lang/llvm-project@{OTHER}"
     code, planned, _ = place.call("plan", "triton", "--triton", "3.6.0", "--source", llvm, "--json")

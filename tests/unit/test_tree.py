@@ -43,6 +43,18 @@ def test_digest_ignores_path_mtime_read_permission_and_git(tmp_path: Path) -> No
     assert tree_digest(one) == tree_digest(two)
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_digest_ignores_owner(tmp_path: Path, cached: bool) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NO OWNER IS CHANGED: only root may do that")
+    top, cache = make(tmp_path / "t"), tmp_path / "cache.json" if cached else None
+    grow_old()
+    before = tree_digest(top, cache)
+    for path in (top, *top.rglob("*")):
+        os.chown(path, 4711, 4712, follow_symlinks=False)
+    assert tree_digest(top, cache) == before
+
+
 @pytest.mark.parametrize("change", ["content", "name", "x", "target", "link for file", "empty folder", "more", "less"])
 def test_digest_covers_content_names_x_bits_links_and_folders(tmp_path: Path, change: str) -> None:
     top = make(tmp_path / "t")

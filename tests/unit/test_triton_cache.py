@@ -313,14 +313,12 @@ def test_another_triton_causes_a_cache_miss(cache: Cache, tmp_path: Path) -> Non
 
 
 def test_moved_cache_causes_a_cache_miss(cache: Cache, tmp_path: Path) -> None:
-    moved = replace(cache, folder=tmp_path)
     shutil.copytree(cache.mount, tmp_path / "elsewhere")
     cache.mount.rename(tmp_path / "gone")  # while this folder exists, Triton finds the files that the groups name
     try:
         about, hits = looked_for(tmp_path / "elsewhere", tmp_path)
     finally:
         (tmp_path / "gone").rename(cache.mount)
-    assert moved.mount != cache.mount
     with refused("cache-other-folder"):
         require_hit(cache.read(), about)
     assert hits == [False]
