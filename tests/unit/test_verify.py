@@ -360,7 +360,9 @@ def test_one_provenance_that_meets_the_policy_is_enough(tmp_path: Path) -> None:
     assert wrong(look(stand, fresh=True), "0123456789abcdef") == "compiler-cache-used"
     stand.say(attest.provenance(image_facts(isolation=None), stand.subjects()))
     assert [look(stand, **demand).verdict for demand in ({"fresh": True}, {"isolated": True}, {})] == ["trusted"] * 3
-    assert wrong(look(stand, fresh=True, isolated=True), "policy") == "isolation-unproved", "no build was both"
+    # Neither build meets both demands. The fault of the first provenance is reported, and either can be the first,
+    # because the layout sorts referrers by digest, and their signatures are random.
+    assert wrong(look(stand, fresh=True, isolated=True), "policy") in {"isolation-unproved", "compiler-cache-used"}
 
 
 def test_changed_layer_is_reported_before_other_faults(stand: Stand) -> None:
