@@ -312,16 +312,19 @@ def _began(file: str) -> Callable[[Machine], bool]:
 def test_cancelled_build_stores_no_cache_or_artifact(
     ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
 ) -> None:
-    event = ground.event(inputs={"stage": "base"}, cancels={"Reuse or build the stage": _began(f"{TEMP}/publisher.pub")})
+    event = ground.event(
+        inputs={"stage": "base"}, cancels={"Reuse or build the stage": _began(f"{TEMP}/publisher.pub")}
+    )
     service = ground.service(tmp_path / "github")
     results = run_workflow(FLOWS / "build.yml", event, service)
     job = "base(portable,amd64)/build"
     assert (results["base"], results["llvm"]) == ("cancelled", "skipped"), told(service)
     assert service.steps(job, "cancelled") == ["Reuse or build the stage"]
     after = {one.step: one.result for one in service.ran if one.job == job}
-    assert {after[step] for step in ("Save the lists of the base's packages", "Pack the stage for later jobs", "Upload the full logs")} == {
-        "skipped"
-    }
+    assert {
+        after[step]
+        for step in ("Save the lists of the base's packages", "Pack the stage for later jobs", "Upload the full logs")
+    } == {"skipped"}
     assert not list(service.folder.glob("caches/*"))
     assert not list(service.folder.glob("artifacts/*"))
 
