@@ -21,8 +21,8 @@ its JSON Schema (2020-12), with a definition for each verb, the type and meaning
 of all verbs. `keygen`, `report`, `shell` and `kernels worker` have no `--json`.
 
 Verbs that check, compare or build print their result also if they fail: `verify`, `doctor`, `reproduce`, `inspect`,
-`audit`, `emulate`, `kernels check`, `kernels diff`, `kernels try`, `cache prune`, `build`. Others print `error`.
-Sizes are in bytes, digests are `sha256:` and 64 hexadecimal digits. Later versions may add keys.
+`audit`, `emulate`, `kernels check`, `kernels diff`, `kernels try`, `cache prune`, `build`. The other verbs print
+`error`. Sizes are in bytes, digests are `sha256:` and 64 hexadecimal digits. Later versions may add keys.
 
 Keys below the first level are in the schema. A key in *italics* may be missing.
 """

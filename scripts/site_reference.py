@@ -109,7 +109,7 @@ _KNOWN = (
 _OF_LABELS = {
     "CREATED": "a fixed time, so that images stay equal",
     "TITLE": "title for display",
-    "REVISION": "the commit of the source",
+    "REVISION": "commit of the main source",
     "LICENSES": "SPDX expression of what is in the layer",
     "INPUT_DIGEST": "SHA-256 of everything that decides the bytes; its first 12 digits are a tag of the image",
     "BINARIES": "prebuilt inputs that were accepted by name",
@@ -127,7 +127,7 @@ _OF_LABELS = {
     "CACHE_TRITON": "input digest of the Triton image that it is for",
     "CACHE_TRITON_LAYER": "digest of that image's top layer, uncompressed",
     "CACHE_TRITON_KEY": "SHA-256 of Triton's own part of its cache keys",
-    "CACHE_MCV_KEY": "that part itself, where MCV finds it: with Triton before 3.6",
+    "CACHE_MCV_KEY": "Triton's own part of its cache keys, as MCV reads it; not set from Triton 3.6 on",
     "CACHE_TRITON_PATH": "the folder of that Triton's package",
 }
 
