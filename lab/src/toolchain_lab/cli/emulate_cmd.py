@@ -212,28 +212,29 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
     """
     from toolchain_lab.examine.contents import bundled  # noqa: PLC0415 - `--help` does not need it
 
-    names = []
-    found = False
+    targets = []
     for code in bundled(path):
-        target = code.name.rpartition("#")[2]  # the GPU with its features
-        names.append(target)
-        if gpu in {"", code.gpu, target}:
-            found = True
+        targets.append(target := code.name.rpartition("#")[2])  # the GPU with its features
+        if _selects(gpu, target):
             unpacked = Path(tempfile.mkdtemp(dir=scratch), f"{path.stem}-{code.gpu}.hsaco")
             unpacked.write_bytes(code.read())
             yield f"{path}#{target}", unpacked
-    if not names:
-        names = [load(path, first=True).gpu] if gpu else []
-        if gpu in {"", *names}:
-            found = True
+    if not targets:
+        targets = [load(path, first=True).gpu if gpu else ""]
+        if _selects(gpu, targets[0]):
             yield str(path), path
-    if not found:
+    if not any(_selects(gpu, target) for target in targets):
         raise ConfigError(
             "no-kernel-for-gpu",
             f"{path} has no code object for {gpu}",
-            why=f"it has {', '.join(names)}",
+            why=f"it has {', '.join(targets)}",
             fix="name one of these",
         )
+
+
+def _selects(gpu: str, target: str) -> bool:
+    """Return whether the value of --gpu selects a code object; `target` is its GPU with or without features."""
+    return gpu in {"", target, target.partition(":")[0]}
 
 
 def decoder(path: Path | None) -> Disassembler:
