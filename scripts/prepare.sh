@@ -26,7 +26,7 @@ prepare_system() {
 }
 
 # Install llvm-objdump of LLVM 22, 21, 20 or 19 for the emulator, in the newest of these versions that the distribution
-# has. Do nothing if llvm-objdump of one of these versions is installed. Return 1 if the distribution has none of them.
+# has. Do nothing if llvm-objdump of one of these versions is installed. Return 1 if the distribution lacks all four.
 prepare_objdump() {
   for version in 22 21 20 19; do
     [ ! -x "/usr/bin/llvm-objdump-$version" ] || return 0

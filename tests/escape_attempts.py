@@ -37,8 +37,8 @@ class Given(TypedDict):
     Args:
         unseen: paths of the host that must not exist in the container.
         locked: a folder that all users may write to, mounted read-only in the container.
-        written: a folder of the caller that the container may write to; empty if there is none, as in a build, which
-            may make links in its own tree.
+        written: a folder of the caller that the container may write to. It is empty for a build, because a build may
+            make links in its own tree.
         disk: the major and minor number of a disk.
         namespaces: the caller's namespaces, with their names and links in `/proc/self/ns`.
     """

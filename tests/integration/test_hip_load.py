@@ -33,7 +33,7 @@ pytestmark = pytest.mark.full
 
 @dataclass(frozen=True)
 class System:
-    """A system to load on: Debian's suites, and HIP's package, which is empty if the stub library is used."""
+    """A system that loads the libraries: Debian's suites, and HIP's package (empty: the stub library is used)."""
 
     name: str
     suites: tuple[str, ...]

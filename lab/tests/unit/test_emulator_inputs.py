@@ -66,7 +66,7 @@ def test_arguments_of_object_without_json_are_at_its_offsets() -> None:
     code = code_object("gfx942", arguments=arguments)
     block = argument_block(described(code, None).parameters, {"x": 1, "n": 2, "y": 3}, 64)
     assert block == struct.pack("<8xq4xi24xq8x", 1, 2, 3)
-    # The message must not name a JSON file, because the object has none.
+    # The message must not name a JSON file, because no such file is next to the object.
     for odd in ((codeobject.Argument(8, 8, "by_value"), arguments[0]), (codeobject.Argument(0, 4, "sampler"),)):
         with refused("kernel-signature-mismatch") as caught:
             described(replace(code, arguments=odd), None)
@@ -178,7 +178,7 @@ def test_hidden_argument_may_be_smaller_than_its_value() -> None:
 
 @pytest.mark.parametrize("threads", [0, 32, 100, 1 << 40])
 def test_workgroup_of_invalid_size_is_refused(threads: int) -> None:
-    """The refusal does not blame the JSON file, because the file is optional and a HIP kernel has none."""
+    """The error does not name the JSON file, because that file is optional and HIP writes no such file."""
     code = replace(code_object("gfx942"), workgroup_size=threads)
     with refused("kernel-not-emulated", threads):
         described(code, None)

@@ -47,7 +47,7 @@ def codegen(llvm: str, build: int = 1, *, inside: str = "") -> bytes:
 
 
 def made(folder: Path, version: str, files: dict[str, bytes], *, metadata: str | None = "", name: str = "") -> Path:
-    """Write a wheel, without a METADATA file if `metadata` is None, and with a default one if it is empty."""
+    """Write a wheel; METADATA is left out if `metadata` is None, and has default fields if `metadata` is empty."""
     path = folder / (name or f"triton-{version}-cp312-abi3-manylinux_2_28_x86_64.whl")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, content in files.items():
