@@ -1,12 +1,14 @@
 """Compile random kernels of AOTriton under other heaps, hash seeds and orders, and compare the objects.
 
     python -m scripts.kernel_variation PLAN SOURCE PYTHON --gpu GPU[,GPU] [--kernels N] [--seeds N] [--draw SEED]
+        [--hash-seed SEED]
 
 PLAN is the build folder of AOTriton's generator, SOURCE is the source tree that the generator read, and PYTHON is an
 interpreter with Triton. For each GPU, a worker process compiles a random sample of kernels as usual, and the program
 drops the slowest third of the sample. Then, for each seed, a worker process compiles the other kernels in another
-order, with the allocator of `reproduce --vary` and another PYTHONHASHSEED. The program compares the objects and JSON
-files with those of the usual run. It prints a JSON line for each GPU, and exits with 1 if a file differs.
+order, with the allocator of `reproduce --vary` and another PYTHONHASHSEED. `--hash-seed` gives all runs the same
+PYTHONHASHSEED, because the kernel workers of `toolchain` set it to 0. The program compares the objects and JSON files
+with those of the usual run. It prints a JSON line for each GPU, and exits with 1 if a file differs.
 """
 
 from __future__ import annotations
@@ -51,16 +53,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kernels", type=int, default=200, help="the number of kernels of all GPUs together")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--draw", type=int, default=1, help="the seed of the sample")
+    parser.add_argument("--hash-seed", type=int, help="the PYTHONHASHSEED of all runs (default: one for each seed)")
     given = parser.parse_args(argv)
     source, gpus = given.source.resolve(), given.gpu.split(",")
     plan = planned(given)
+    fixed = {} if given.hash_seed is None else {"PYTHONHASHSEED": str(given.hash_seed)}
     wanted: list[Rule] = []
     usual: Digests = {}
     for gpu in gpus:
         rules = [rule for rule in plan if rule.target == gpu]
         count = given.kernels // len(gpus)
         sample = random.Random(given.draw).sample(rules, count * 3 // 2)  # noqa: S311 - a sample needs no secure numbers
-        digests, answers = compiled(source, given.python, sample, {})
+        digests, answers = compiled(source, given.python, sample, fixed)
         seconds = {answer["id"]: answer["seconds"] for answer in answers}
         wanted += sorted(sample, key=lambda rule: float(seconds[rule.id]))[:count]
         usual |= digests
@@ -69,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
         def again(seed: int) -> Digests:
             heap = compile_heap(Path(name), seed)
             shuffled = random.Random(seed).sample(wanted, len(wanted))  # noqa: S311
-            return compiled(source, given.python, shuffled, {"LD_PRELOAD": str(heap), "PYTHONHASHSEED": str(seed)})[0]
+            changed = {"LD_PRELOAD": str(heap), "PYTHONHASHSEED": str(seed), **fixed}
+            return compiled(source, given.python, shuffled, changed)[0]
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = list(pool.map(again, range(1, given.seeds + 1)))
@@ -77,7 +82,8 @@ def main(argv: Sequence[str]) -> int:
     for gpu in gpus:
         names = [rule.out for rule in differing.values() if rule.target == gpu]
         count = sum(rule.target == gpu for rule in wanted)
-        row = {"gpu": gpu, "kernels": count, "seeds": len(found), "equal": count - len(names), "differing": names}
+        row = {"gpu": gpu, "kernels": count, "seeds": len(found), "hash_seed": given.hash_seed}
+        row |= {"equal": count - len(names), "differing": names}
         sys.stdout.write(json.dumps(row) + "\n")
     return int(bool(differing))
 
