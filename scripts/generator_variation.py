@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -138,12 +138,14 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as name, given.results.open("a") as results:
         heaps = [compile_heap(Path(name), seed) for seed in range(1, given.seeds + 1)]
         with ThreadPoolExecutor(given.jobs) as pool:
-            for row in pool.map(lambda call: examine(call, heaps, given.long), left):
+            running = [pool.submit(examine, call, heaps, given.long) for call in left]
+            for done in as_completed(running):
+                row = done.result()
                 results.write(json.dumps(row._asdict()) + "\n")
                 results.flush()
                 rows.append(row)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    differing = [row.out for row in rows if row.differing or not row.conditions]
+    differing = sorted(row.out for row in rows if row.differing or not row.conditions)
     summary = {
         "calls": len(planned),
         "rows": len(rows),
