@@ -34,6 +34,18 @@ INTEGER = [
     v("XAD is xor, then add", "v_xad_u32 v0, v1, v2, v3", {"v1": 6, "v2": 3, "v3": 10}, {"v0": 15}),
     v("BFI picks by the mask", "v_bfi_b32 v0, v1, v2, v3", {"v1": 0xFF, "v2": 0x1234, "v3": 0xABCD}, {"v0": 0xAB34}),
     v("BFE of width 0 is 0", "v_bfe_u32 v0, v1, 4, 0", {"v1": 0xFFFFFFFF}, {"v0": 0}),
+    v(
+        "PK_MOV takes the lower registers without op_sel",
+        "v_pk_mov_b32 v[0:1], v[2:3], v[4:5]",
+        {"v[2:3]": 0x300000002, "v[4:5]": 0x500000004},
+        {"v[0:1]": 0x400000002},
+    ),
+    v(
+        "PK_MOV's op_sel selects a register of each source",
+        "v_pk_mov_b32 v[0:1], v[2:3], v[4:5] op_sel:[1,1]",
+        {"v[2:3]": 0x300000002, "v[4:5]": 0x500000004},
+        {"v[0:1]": 0x500000003},
+    ),
     v("BFE_I extends the field's sign", "v_bfe_i32 v0, v1, 4, 4", {"v1": 0x80}, {"v0": 0xFFFFFFF8}),
     v("ALIGNBIT shifts the pair right", "v_alignbit_b32 v0, v1, v2, 8", {"v1": 0x11, "v2": 0x2233}, {"v0": 0x11000022}),
     v(

@@ -115,14 +115,12 @@ def _typed(bits: Get, kind: type[np.generic]) -> Get:
 
 
 def move_pair(operands: Operands) -> Run:
-    """Decode V_PK_MOV_B32, which moves one register of each source; op_sel and op_sel_hi select the registers."""
+    """Decode V_PK_MOV_B32, which moves one register of each source; op_sel selects the registers."""
     result, first, second = operands.instruction.operands
     modifiers = operands.instruction.modifiers
-    low, high = modifiers.vector("op_sel", [0, 0]), modifiers.vector("op_sel_hi", [1, 1])
-    named = "op_sel" in modifiers.names()
-    get_first = _word(operands, first, low[0])
-    # If the text contains op_sel, its second element selects the register of the second source, instead of op_sel_hi.
-    get_second = _word(operands, second, low[1] if named else high[1])
+    selected = modifiers.vector("op_sel", [0, 0])
+    modifiers.vector("op_sel_hi", [1, 1])  # the hardware ignores it
+    get_first, get_second = _word(operands, first, selected[0]), _word(operands, second, selected[1])
     put_first, put_second = operands.put_u32(result), operands.put_u32(result, 1)
 
     def run(wave: Wave) -> None:
