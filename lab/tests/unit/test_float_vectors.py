@@ -243,6 +243,34 @@ FLOAT = [
         "gfx1200",
     ),
     v(
+        "DOT2 of CDNA flushes a denormal source",
+        "v_dot2c_f32_f16_e32 v0, v1, v2",
+        {"v0": bits(1), "v1": pair(2.0**-15, 2), "v2": pair(2.0**14, 3)},
+        {"v0": bits(7)},
+        "gfx950",
+    ),
+    v(
+        "DOT2 of CDNA flushes a denormal addend, also with a third source",
+        "v_dot2_f32_f16 v0, v1, v2, v3",
+        {"v1": pair(0, 0), "v2": pair(4, 5), "v3": TINY},
+        {"v0": 0},
+        "gfx90a",
+    ),
+    v(
+        "DOT2 of RDNA keeps denormals of float16",
+        "v_dot2_f32_f16 v0, v1, v2, v3",
+        {"v1": pair(2.0**-15, 2), "v2": pair(2.0**14, 3), "v3": bits(1)},
+        {"v0": bits(7.5)},
+        "gfx1100",
+    ),
+    v(
+        "DOT2 to bfloat16 flushes denormals",
+        "v_dot2_bf16_bf16 v0.l, v1, v2, 0",
+        {"v0": 0, "v1": 0x0040, "v2": 0x4080},  # 2^-127 * 4
+        {"v0": 0},
+        "gfx1100",
+    ),
+    v(
         "DOT2 by a constant with one half is a product, and keeps the upper half",
         "v_dot2_bf16_bf16 v0.l, v1, 0x4040, 0",  # 3 in bfloat16
         {"v0": 0xABCD0000, "v1": [0x40A0, 0x7FC040A0]},  # 5, and 5 below a NaN

@@ -96,40 +96,41 @@ def median(a: Array, b: Array, c: Array) -> Array:
     return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), minimum(minimum(a, b), c), middle)
 
 
-def _flushed(values: Array) -> Array:
+def flushed(values: Array) -> Array:
+    """Return float32 numbers with each denormal replaced by a zero of its sign."""
     small = np.abs(values) < _TINY
     return np.where(small, np.copysign(np.float32(0), values), values) if np.count_nonzero(small) else values
 
 
 def mad(a: Array, b: Array, c: Array) -> Array:
     """Compute V_MAD_F32: a*b+c, where the product and the sum are both rounded, and all denormals are flushed."""
-    product = _flushed(np.asarray(_flushed(a) * _flushed(b), np.float32))
-    return _flushed(np.asarray(product + _flushed(c), np.float32))
+    product = flushed(np.asarray(flushed(a) * flushed(b), np.float32))
+    return flushed(np.asarray(product + flushed(c), np.float32))
 
 
 def exp2(values: Array) -> Array:
     """Compute V_EXP_F32: 2 to the power of the argument; denormal arguments and results are flushed."""
-    return _flushed(np.exp2(_flushed(values).astype(np.float64)).astype(np.float32))
+    return flushed(np.exp2(flushed(values).astype(np.float64)).astype(np.float32))
 
 
 def log2(values: Array) -> Array:
     """Compute V_LOG_F32: the logarithm to base 2; denormal arguments are flushed."""
-    return np.log2(_flushed(values).astype(np.float64)).astype(np.float32)
+    return np.log2(flushed(values).astype(np.float64)).astype(np.float32)
 
 
 def sqrt(values: Array) -> Array:
     """Compute V_SQRT_F32: the square root, correctly rounded; denormal arguments are flushed."""
-    return np.sqrt(_flushed(np.asarray(values, np.float32)))
+    return np.sqrt(flushed(np.asarray(values, np.float32)))
 
 
 def reciprocal(values: Array) -> Array:
     """Compute V_RCP_F32: the reciprocal, correctly rounded; denormal arguments and results are flushed."""
-    return _flushed(np.reciprocal(_flushed(np.asarray(values, np.float32)).astype(np.float64)).astype(np.float32))
+    return flushed(np.reciprocal(flushed(np.asarray(values, np.float32)).astype(np.float64)).astype(np.float32))
 
 
 def reciprocal_sqrt(values: Array) -> Array:
     """Compute V_RSQ_F32: the reciprocal square root; denormal arguments are flushed."""
-    return (1 / np.sqrt(_flushed(np.asarray(values, np.float32)).astype(np.float64))).astype(np.float32)
+    return (1 / np.sqrt(flushed(np.asarray(values, np.float32)).astype(np.float64))).astype(np.float32)
 
 
 def _quarters(values: Array) -> tuple[Array, Array, Array]:

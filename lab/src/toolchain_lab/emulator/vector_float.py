@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from toolchain_lab.emulator import float_math
 from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
-from toolchain_lab.emulator.lanewise import Compute, Handler, LaneOp, refuse_overflow
+from toolchain_lab.emulator.lanewise import Handler, LaneOp, refuse_overflow
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
@@ -28,21 +30,23 @@ def _packed(low: Array, high: Array) -> Array:
     return np.asarray(low).astype(np.uint32) | np.asarray(high).astype(np.uint32) << np.uint32(16)
 
 
-def _dot2(a: Array, b: Array, add: Array) -> Array:
-    """Add two products of float16 numbers to a float32 number in float64, and round the sum to float32."""
-    a, b = np.broadcast_arrays(np.asarray(a), np.asarray(b))
-    left = np.ascontiguousarray(a).view(np.float16).astype(np.float64).reshape(*a.shape, 2)
-    right = np.ascontiguousarray(b).view(np.float16).astype(np.float64).reshape(*b.shape, 2)
-    total: Array = ((left * right).sum(-1) + add).astype(np.float32)
-    return total
+def _pair(values: Array, *, bf16: bool, flush: bool) -> Array:
+    """Return the two 16-bit floats in each word as `float64[..., 2]`; if `flush` is set, denormals become 0."""
+    words = np.ascontiguousarray(values)
+    halves = widen_bf16(words.view(np.uint16)) if bf16 else words.view(np.float16)
+    pairs: Array = halves.astype(np.float64).reshape(*np.shape(values), 2)
+    return np.where(np.abs(pairs) < (2.0**-126 if bf16 else 2.0**-14), 0.0, pairs) if flush else pairs
 
 
-def _dot2_bf16(a: Array, b: Array, add: Array) -> Array:
-    a, b = np.broadcast_arrays(np.asarray(a), np.asarray(b))
-    left = widen_bf16(np.ascontiguousarray(a).view(np.uint16)).astype(np.float64).reshape(*a.shape, 2)
-    right = widen_bf16(np.ascontiguousarray(b).view(np.uint16)).astype(np.float64).reshape(*b.shape, 2)
-    total: Array = ((left * right).sum(-1) + add).astype(np.float32)
-    return total
+def _dot2(a: Array, b: Array, add: Array, *, bf16: bool = False, flush: bool = False) -> Array:
+    """Add two products of 16-bit floats to a float32 number in float64, and round the sum to float32.
+
+    Args:
+        flush: whether denormal sources and results become 0.
+    """
+    left, right = (_pair(each, bf16=bf16, flush=flush) for each in np.broadcast_arrays(np.asarray(a), np.asarray(b)))
+    total: Array = ((left * right).sum(-1) + (float_math.flushed(add) if flush else add)).astype(np.float32)
+    return float_math.flushed(total) if flush else total
 
 
 LANE_OPS: dict[str, LaneOp] = {
@@ -116,7 +120,8 @@ LANE_OPS: dict[str, LaneOp] = {
         ),
     ),
     "v_cvt_pk_bf16_f32": LaneOp("u", "ff", lambda a, b: _packed(round_bf16(a), round_bf16(b))),
-    **dict.fromkeys(("v_dot2acc_f32_f16", "v_dot2c_f32_f16"), LaneOp("f", "ppd", _dot2)),
+    "v_dot2acc_f32_f16": LaneOp("f", "ppd", _dot2),
+    "v_dot2c_f32_f16": LaneOp("f", "ppd", partial(_dot2, flush=True)),
     "v_add_f16": LaneOp("h", "hh", np.add),
     "v_sub_f16": LaneOp("h", "hh", np.subtract),
     "v_subrev_f16": LaneOp("h", "hh", lambda a, b: b - a),
@@ -194,7 +199,7 @@ def _fma_mix_half(high: int) -> Handler:
     return build
 
 
-def _dot2_of(compute: Compute) -> Handler:
+def _dot2_of(*, bf16: bool) -> Handler:
     """Return the decoder for V_DOT2_F32_F16 or V_DOT2_F32_BF16, whose addend is a separate source."""
 
     def build(operands: Operands) -> Run:
@@ -204,6 +209,8 @@ def _dot2_of(compute: Compute) -> Handler:
                 raise operands.instruction.unknown(f"the constant {text} as two halves")
         left, right, add = operands.u32(first), operands.u32(second), operands.f32(third)
         put = operands.put_f32(result, clamp=operands.instruction.modifiers.flag("clamp"))
+        # CDNA's manuals say that its DOT2 instructions flush denormals whatever the mode is.
+        compute = partial(_dot2, bf16=bf16, flush=operands.target.generation == 9)
         return lambda wave: put(wave, compute(left(wave), right(wave), add(wave)))
 
     return build
@@ -218,15 +225,16 @@ def dot2_bf16(operands: Operands) -> Run:
     result, first, second, third = operands.instruction.operands
     # The last element of op_sel can be ignored, because the text of the destination also names the half.
     *selected, _ = operands.instruction.modifiers.vector("op_sel", [0, 0, 0, 0])
-    if third != "0" or any(selected) or operands.instruction.modifiers.left() or "." in second.removesuffix(".l"):
+    if third != "0" or any(selected) or operands.instruction.modifiers.left() or "." in first + second:
         raise operands.instruction.unknown("a sum of two products")
     left, right, put = operands.u32(first), operands.u32(second), operands.put_half_bits(result)
     none = np.zeros((), np.float32)
+    product = partial(_dot2, bf16=True, flush=True)  # the manuals of RDNA3 and RDNA4 say that denormals are flushed
 
     def run(wave: Wave) -> None:
         a, b = left(wave), right(wave)
-        low = _dot2_bf16(a & np.uint32(0xFFFF), b & np.uint32(0xFFFF), none)
-        high = _dot2_bf16(a >> np.uint32(16), b >> np.uint32(16), none)
+        low = product(a & np.uint32(0xFFFF), b & np.uint32(0xFFFF), none)
+        high = product(a >> np.uint32(16), b >> np.uint32(16), none)
         if np.count_nonzero((low != 0) & (high != 0) & np.isfinite(low) & np.isfinite(high) & wave.mask):
             raise operands.instruction.unknown("a sum of two products")
         total = np.asarray(low + high, np.float32)
@@ -255,8 +263,8 @@ HANDLERS: dict[str, Handler] = {
     "v_cvt_pk_f16_f32": pack_as_halves,
     "v_div_scale_f32": div_scale,
     "v_dot2_bf16_bf16": dot2_bf16,
-    "v_dot2_f32_f16": _dot2_of(_dot2),
-    "v_dot2_f32_bf16": _dot2_of(_dot2_bf16),
+    "v_dot2_f32_f16": _dot2_of(bf16=False),
+    "v_dot2_f32_bf16": _dot2_of(bf16=True),
     "v_fma_mix_f32": fma_mix,
     "v_fma_mixlo_f16": _fma_mix_half(0),
     "v_fma_mixhi_f16": _fma_mix_half(1),
