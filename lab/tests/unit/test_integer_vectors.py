@@ -47,6 +47,12 @@ INTEGER = [
         {"v[0:1]": 0x500000003},
     ),
     v("BFE_I extends the field's sign", "v_bfe_i32 v0, v1, 4, 4", {"v1": 0x80}, {"v0": 0xFFFFFFF8}),
+    v(
+        "BFE_I repeats bit 31 in a field that extends beyond it",
+        "v_bfe_i32 v0, v1, 28, 8",
+        {"v1": [0x80000000, 0x70000000]},
+        {"v0": [0xFFFFFFF8, 7]},
+    ),
     v("ALIGNBIT shifts the pair right", "v_alignbit_b32 v0, v1, v2, 8", {"v1": 0x11, "v2": 0x2233}, {"v0": 0x11000022}),
     v(
         "PERM: 0-3 the second, 4-7 the first, 12 zero, 13 ones",

@@ -46,8 +46,12 @@ def bit_field(value: Array, offset: Array, width: Array) -> Array:
 
 
 def signed_bit_field(value: Array, offset: Array, width: Array) -> Array:
-    """Compute V_BFE_I32, which extracts a signed field of bits; a field of width 0 gives 0."""
-    field = bit_field(value, offset, width)
+    """Compute V_BFE_I32, which extracts a signed field of bits; a field of width 0 gives 0.
+
+    Bits of the field beyond bit 31 are copies of bit 31, because the value is shifted arithmetically.
+    """
+    shifted = np.asarray(value).astype(np.int32) >> np.asarray(amount(offset)).astype(np.int32)
+    field = shifted.astype(np.uint32) & ones(width)
     sign = (_ONE << amount(width)) >> _ONE
     extended: Array = (field ^ sign) - sign
     return extended
