@@ -223,6 +223,13 @@ FLOAT = [
         {"v0": 0x33332222},
     ),
     v(
+        "SDWA clamps a result that it writes to the upper half",
+        "v_add_f16_sdwa v0, v1, v2 clamp dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_1 src1_sel:WORD_0",
+        {"v0": 0x1234, "v1": pair(0, 3), "v2": [half(4), half(-2.5), half(-8), half(NAN)]},
+        {"v0": [0x3C001234, 0x38001234, 0x00001234, 0x00001234]},
+        "gfx90a",
+    ),
+    v(
         "DOT2 sums two products",
         "v_dot2acc_f32_f16 v0, v1, v2",
         {"v0": bits(1), "v1": pair(2, 3), "v2": pair(4, 5)},

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from toolchain_lab.emulator.bits import Array
-from toolchain_lab.emulator.lanewise import Handler, LaneOp, parts, source
+from toolchain_lab.emulator.lanewise import Handler, LaneOp, parts, refuse_overflow, source
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.registers import signs_of
 from toolchain_lab.emulator.syntax import Instruction
@@ -137,9 +137,14 @@ def sdwa(operands: Operands, row: LaneOp) -> Run:
     shift, keep = np.uint32(width * int(selection[-1])), unused == "UNUSED_PRESERVE"
     mask = np.uint32((1 << width) - 1 << width * int(selection[-1]))
     old, put_word = operands.u32(texts[0]), operands.put_u32(texts[0])
+    clamps = row.result in "fh" and modifiers.flag("clamp")
 
     def run(wave: Wave) -> None:
         value = np.asarray(compute(wave))
+        if clamps:
+            value = np.clip(np.nan_to_num(value, nan=0.0), value.dtype.type(0), value.dtype.type(1))
+        if row.result == "h":
+            refuse_overflow(wave, instruction, value)
         bits = value.view(np.uint16 if value.itemsize == 2 else np.uint32).astype(np.uint32)
         placed = (bits << shift) & mask
         put_word(wave, (old(wave) & ~mask) | placed if keep else placed)
