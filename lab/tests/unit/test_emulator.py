@@ -233,6 +233,8 @@ def test_counts_of_waits_are_read(text: str, counts: dict[str, int]) -> None:
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
         ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "v_dot2_bf16_bf16"),
+        ("ds_bpermute_b32 v0, v1, v2", Target("gfx1100", 64), "ds_bpermute_b32: 64 lanes"),
+        ("ds_permute_b32 v0, v1, v2", Target("gfx1151", 64), "ds_permute_b32: 64 lanes"),
         ("v_wmma_f16_16x16x16_f16 v[0:7], v[8:15], v[16:23], v[0:7]", GFX1100, "v_wmma_f16_16x16x16_f16"),
     ],
 )

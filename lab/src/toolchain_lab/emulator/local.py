@@ -133,8 +133,15 @@ def _fetched(wave: Wave, get: Get, lanes: Array) -> Array:
     return values if wave.all_lanes else np.where(wave.mask[lanes], values, np.uint32(0))
 
 
+def _refuse_two_halves(operands: Operands) -> None:
+    """Raise NotEmulatedError for a wave of 64 lanes on gfx11, where these instructions reach only 32 lanes."""
+    if operands.target.generation == 11 and operands.target.lanes == 64:
+        raise operands.instruction.unknown("64 lanes on gfx11")
+
+
 def backward_permute(operands: Operands) -> Run:
     """Decode DS_BPERMUTE_B32: each lane reads the lane that its address selects, or 0 if that lane is inactive."""
+    _refuse_two_halves(operands)
     result, address, data = operands.instruction.operands
     lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
     offset = operands.instruction.modifiers.number("offset")
@@ -148,6 +155,7 @@ def backward_permute(operands: Operands) -> Run:
 
 def forward_permute(operands: Operands) -> Run:
     """Decode DS_PERMUTE_B32: each active lane writes to the lane that its address selects; the highest writer wins."""
+    _refuse_two_halves(operands)
     result, address, data = operands.instruction.operands
     lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
     offset = operands.instruction.modifiers.number("offset")
