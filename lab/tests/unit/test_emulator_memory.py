@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.tests.emulator_fixtures import get, program, put, run, wave_of, workgroup
+from lab.tests.emulator_fixtures import bits, get, program, put, run, wave_of, workgroup
 from tests.refusals import refused
 from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError, OutsideError
 from toolchain_lab.emulator.memory import Memory
@@ -103,6 +103,17 @@ def test_atomic_sum_adds_lanes_in_order() -> None:
     run(wave, "global_atomic_add v3, v0, v1, s[4:5] sc0")
     assert [get(wave, "v3")[lane] for lane in (0, 1, 3)] == [5, 7, 9]
     assert np.frombuffer(wave.group.memory.content(0), np.uint32).tolist() == [11, 100]
+
+
+@pytest.mark.parametrize(("gpu", "kept"), [("gfx90a", 0), ("gfx942", 2.0**-139), ("gfx1200", 2.0**-139)])
+def test_atomic_sum_of_float32_in_memory_flushes_denormals_on_gfx90a(gpu: str, kept: float) -> None:
+    wave = wave_of(gpu, [np.array([2.0**-140, 2.0**-140], np.float32)])
+    put(wave, "v0", [0, 4])
+    put(wave, "v1", [bits(2.0**-140), bits(2.0**-120)])
+    wave.set_exec(0b11)
+    run(wave, "global_atomic_add_f32 v0, v1, s[4:5]")
+    expected = [kept, 2.0**-120 + kept / 2]
+    assert np.frombuffer(wave.group.memory.content(0), np.float32).tolist() == expected
 
 
 def test_short_loads_extend_or_keep_halves() -> None:
