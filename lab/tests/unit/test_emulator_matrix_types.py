@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.tests.emulator_fixtures import get, put, run, wave_of
+from lab.tests.emulator_fixtures import bits, get, put, run, wave_of
 from lab.tests.language_cases.number_formats import FORMATS
 from lab.tests.matrix_inputs import by_rule
 from toolchain_lab.emulator import double
@@ -138,6 +138,17 @@ def test_scale_applies_to_32_numbers_of_a_row() -> None:
         "v_mfma_scale_f32_16x16x128_f8f6f4 v[0:3], v[64:71], v[80:87], 0, v100, v101 op_sel:[1,0,0] op_sel_hi:[0,0,0]",
     )
     assert set(wave.f[0]) == {32.0 * 2 * (1 + 2 + 4 + 8)}
+
+
+def test_bound_counts_an_addend_that_the_result_replaces() -> None:
+    wave = wave_of("gfx950")
+    for name in ("v64", "v65", "v80", "v81"):
+        put(wave, name, 0x38383838)  # 1 in each byte, so each sum of products is 32
+    for register in range(4):
+        put(wave, f"v{register}", bits(-32.0))
+    run(wave, "v_mfma_f32_16x16x32_fp8_fp8 v[0:3], v[64:65], v[80:81], v[0:3]")
+    assert set(get(wave, "v0")) == {0}
+    assert wave.group.magnitudes == {"v_mfma_f32_16x16x32_fp8_fp8": 64.0}
 
 
 def test_int32_sums_wrap() -> None:

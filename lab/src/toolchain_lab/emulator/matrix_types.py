@@ -172,10 +172,11 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                 if kinds == ("bf8", "bf8") and not np.isfinite(total).all():
                     wave.group.note(name, np.inf)
                 return
-            wave.vectors[first:last] = _added(_registers(left @ right.T, target, kinds[0]), more, out)
+            # `more` may be a view of the destination, so it must be read before the result is written.
             if out != "i32":
-                added = more.view(np.float32) if out == "f32" else more
-                wave.group.note(name, left.shape[1] * largest(left) * largest(right) + largest(added))
+                addend = more.view(np.float32) if out == "f32" else more
+                wave.group.note(name, left.shape[1] * largest(left) * largest(right) + largest(addend))
+            wave.vectors[first:last] = _added(_registers(left @ right.T, target, kinds[0]), more, out)
 
         return run
 
