@@ -163,6 +163,36 @@ def test_int32_sums_wrap() -> None:
     assert get(wave, "v3")[9] == 0x8000001F
 
 
+@pytest.mark.parametrize(
+    ("gpu", "name", "factor", "addend", "result"),
+    [
+        ("gfx942", "i32_16x16x32_i8", 0x01010101, 0x7FFFFFFF, 0x8000001F),
+        ("gfx942", "f32_16x16x16_bf16", 0x5F805F80, 0, bits(math.inf)),  # 16 products of 2^64
+        ("gfx942", "f32_16x16x32_fp8_fp8", 0x7F7F7F7F, bits(math.inf), bits(math.inf)),
+        ("gfx950", "f32_16x16x32_bf8_bf8", 0x7B7B7B7B, bits(math.inf), bits(math.inf)),
+    ],
+)
+def test_matrix_product_that_overflows_is_refused_in_the_mode_that_clamps(
+    gpu: str, name: str, factor: int, addend: int, result: int
+) -> None:
+    text, wave = f"v_mfma_{name} v[0:3], v[64:65], v[80:81], v[84:87]", wave_of(gpu)
+    for register in (64, 65, 80, 81):
+        put(wave, f"v{register}", factor)
+    for register in range(84, 88):
+        put(wave, f"v{register}", addend)
+    run(wave, text)
+    assert set(get(wave, "v0")) == {result}
+    run(wave, "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1")
+    with pytest.raises(NotEmulatedError):
+        run(wave, text)
+    for register in (64, 65):
+        put(wave, f"v{register}", 0)
+    for register in range(84, 88):
+        put(wave, f"v{register}", bits(2.0))
+    run(wave, text)
+    assert set(get(wave, "v0")) == {bits(2.0)}
+
+
 def test_sum_of_two_bf16_products_in_an_active_lane_is_refused() -> None:
     wave = wave_of("gfx1100")
     put(wave, "v1", [0x40400000, 0x4040, 0x40404040])

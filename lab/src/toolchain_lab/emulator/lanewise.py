@@ -199,6 +199,18 @@ def refuse_overflow(wave: Wave, instruction: Instruction, value: Array) -> None:
         raise instruction.unknown("an infinite result in the mode FP16_OVFL")
 
 
+def refuse_matrix_overflow(wave: Wave, instruction: Instruction, overflows: Array) -> None:
+    """Raise NotEmulatedError if an MFMA instruction overflows in any lane while the mode FP16_OVFL is set.
+
+    In that mode, CDNA replaces an overflow by the largest number of the type. WMMA instructions ignore the mode.
+
+    Args:
+        overflows: whether each result is infinite, or outside of the range of an integer type.
+    """
+    if wave.clamps_overflow and wave.target.generation == 9 and np.count_nonzero(overflows):
+        raise instruction.unknown("an overflow in the mode FP16_OVFL")
+
+
 def _joined(compute: Compute, gets: list[Get]) -> Get:
     if len(gets) == 1:
         (get,) = gets

@@ -16,7 +16,7 @@ import numpy as np
 from toolchain_lab.emulator.accumulation import Factor, Rule, rule_of
 from toolchain_lab.emulator.bits import Array, largest, widen_bf16
 from toolchain_lab.emulator.errors import FaultyKernelError
-from toolchain_lab.emulator.lanewise import Handler
+from toolchain_lab.emulator.lanewise import Handler, refuse_matrix_overflow
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.registers import Register
 from toolchain_lab.emulator.wave import Wave
@@ -227,6 +227,8 @@ def _matrix(compute: Callable[[Array, Array, Array, int], tuple[Array, float]]) 
             a = wave.vectors[left.index : left.index + left.count]
             b = wave.vectors[right.index : right.index + right.count]
             result, magnitude = compute(a, b, add(wave), len(wave.members))
+            if wave.clamps_overflow:
+                refuse_matrix_overflow(wave, operands.instruction, np.isinf(result))
             wave.vectors[destination.index : destination.index + destination.count] = result.view(np.uint32)
             if magnitude:
                 wave.group.note(name, magnitude)

@@ -18,7 +18,7 @@ from toolchain_lab.emulator.accumulation import rule_of
 from toolchain_lab.emulator.bits import Array, largest
 from toolchain_lab.emulator.conversions import format_of
 from toolchain_lab.emulator.errors import FaultyKernelError
-from toolchain_lab.emulator.lanewise import Handler
+from toolchain_lab.emulator.lanewise import Handler, refuse_matrix_overflow
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.wave import Target, Wave
 
@@ -168,15 +168,25 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                 start = more.view(np.float32)
                 start = _unpacked(start, len(left), parts) if start.ndim else start
                 total = rule.add(rule.factor(left, kinds[0]), rule.factor(right, kinds[1]), start)
+                if wave.clamps_overflow:
+                    refuse_matrix_overflow(wave, operands.instruction, np.isinf(total))
                 wave.vectors[first:last] = _registers(total, target, kinds[0]).view(np.uint32)
                 if kinds == ("bf8", "bf8") and not np.isfinite(total).all():
                     wave.group.note(name, np.inf)
                 return
+            product = _registers(left @ right.T, target, kinds[0])
             # `more` may be a view of the destination, so it must be read before the result is written.
             if out != "i32":
                 addend = more.view(np.float32) if out == "f32" else more
                 wave.group.note(name, left.shape[1] * largest(left) * largest(right) + largest(addend))
-            wave.vectors[first:last] = _added(_registers(left @ right.T, target, kinds[0]), more, out)
+            result = _added(product, more, out)
+            if wave.clamps_overflow and out == "i32":
+                refuse_matrix_overflow(
+                    wave, operands.instruction, product + more.view(np.int32) != result.view(np.int32)
+                )
+            elif wave.clamps_overflow and out == "f32":
+                refuse_matrix_overflow(wave, operands.instruction, np.isinf(result.view(np.float32)))
+            wave.vectors[first:last] = result
 
         return run
 
