@@ -10,7 +10,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class FakeSigstore(ThreadingHTTPServer):
 
     Args:
         statuses: the statuses to answer with, by the start of a path; with -1, a request gets no answer.
+        name: the name to write into certificates; None for the subject of the token.
     """
 
     daemon_threads = True
@@ -66,6 +67,7 @@ class FakeSigstore(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.certificates, self.signatures = _Log(), _Log()
         self.statuses: dict[str, int] = {}
+        self.name: str | None = None
         self.entries: list[bytes] = []
         self.over = threading.Event()
         self._root = _Log()
@@ -140,9 +142,7 @@ class FakeSigstore(ThreadingHTTPServer):
         """Return the certificate chain for the identity that the token names."""
         part = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-        who = claims["sub"]
-        if claims["iss"] == "https://token.actions.githubusercontent.com":
-            who = f"https://github.com/{claims['job_workflow_ref']}"
+        who = self.name or claims["sub"]
         key = x509.load_pem_x509_csr(request).public_key()
         more: tuple[tuple[x509.ExtensionType, bool], ...] = (
             (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), False),
@@ -214,11 +214,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-def token(name: str, issuer: str, *, lives: float = 600, **more: str) -> str:
+def token(name: str, issuer: str, *, lives: float = 600, more: Mapping[str, str] | None = None) -> str:
     """Return a token like one of an OIDC issuer, but with an invalid signature."""
     now = int(time.time())
     claims = {"iss": issuer, "sub": name, "aud": "sigstore", "iat": now - 5, "nbf": now - 5, "exp": now + int(lives)}
-    claims |= more
+    claims |= more or {}
     parts = [json.dumps(one).encode() for one in ({"alg": "RS256", "typ": "JWT"}, claims)]
     return ".".join(base64.urlsafe_b64encode(one).decode().rstrip("=") for one in (*parts, b"not-signed-51"))
 

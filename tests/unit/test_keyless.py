@@ -288,12 +288,57 @@ def test_commands_publish_and_verify_by_identity_without_leaking_the_token(
         assert part.encode() not in "".join(said).encode() + stored + records
 
 
-def test_the_identity_of_a_workflow_is_the_name_in_its_certificate(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+_CIRCLE = {"oidc.circleci.com/project-id": "a1", "oidc.circleci.com/pipeline-definition-id": "b2"}
+_WORKFLOW = "me/app/.github/workflows/p.yml@refs/heads/main"
+
+
+@pytest.mark.parametrize(
+    ("issuer", "claims", "name"),
+    [
+        (
+            "https://token.actions.githubusercontent.com",
+            {"job_workflow_ref": _WORKFLOW},
+            f"https://github.com/{_WORKFLOW}",
+        ),
+        (
+            "https://token.actions.githubusercontent.com/firm",
+            {"job_workflow_ref": _WORKFLOW},
+            f"https://github.com/{_WORKFLOW}",
+        ),
+        ("https://gitlab.com", {"ci_config_ref_uri": "gitlab.com/a//b@c"}, "https://gitlab.com/a//b@c"),
+        (
+            "https://agent.buildkite.com",
+            {"organization_slug": "firm", "pipeline_slug": "app"},
+            "https://buildkite.com/firm/app",
+        ),
+        (
+            "https://oidc.circleci.com",
+            _CIRCLE,
+            "https://circleci.com/api/v2/projects/a1/pipeline-definitions/b2",
+        ),
+        (
+            "https://oidc.circleci.com/org/f0",
+            _CIRCLE,
+            "https://circleci.com/api/v2/projects/a1/pipeline-definitions/b2",
+        ),
+    ],
+)
+def test_name_in_the_certificate_is_known_before_the_first_signature(
+    place: Place, monkeypatch: pytest.MonkeyPatch, issuer: str, claims: dict[str, str], name: str
 ) -> None:
-    workflow, issuer = "me/app/.github/workflows/p.yml@refs/heads/main", "https://token.actions.githubusercontent.com"
-    subject = "repo:me/app:ref:refs/heads/main"
-    monkeypatch.setenv(keyless.TOKEN, token(subject, issuer, job_workflow_ref=workflow))
+    monkeypatch.setenv(keyless.TOKEN, token("subject:of:the:token", issuer, more=claims))
+    place.server.name = name
     signer = Keyless(place.config)
-    assert signer.identity.name == f"https://github.com/{workflow}"
+    assert (signer.identity.name, signer.identity.issuer) == (name, issuer)
     assert signer.identity.opened(signer.sign(place.stand.provenance())).payload
+
+
+def test_publish_reports_the_identity_in_the_certificate(place: Place) -> None:
+    place.server.name = "https://ci.example/another/name"
+    stand = place.stand
+    done = attach_evidence(
+        stand.image_facts, stand.layout, stand.manifest, stand.index, stand.ref,
+        signer=Keyless(place.config), scratch=stand.work,
+    )  # fmt: skip
+    assert done.signed_by == f"{place.server.name} (vouched for by {ISSUER})"
+    assert place.look(Identity(place.server.name, ISSUER, place.config)).verdict == "trusted"

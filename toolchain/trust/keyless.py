@@ -6,12 +6,14 @@ The library `sigstore` is an optional dependency, so this module imports it only
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +24,7 @@ from toolchain.core.errors import ConfigError, DocumentError, ToolchainError, Un
 from toolchain.trust.dsse import BUNDLE, LARGEST, Envelope
 
 if TYPE_CHECKING:
-    from sigstore.models import ClientTrustConfig
+    from sigstore.models import Bundle, ClientTrustConfig
     from sigstore.oidc import IdentityToken
     from sigstore.verify import Verifier
 
@@ -30,6 +32,22 @@ T = TypeVar("T")
 PATIENCE = 180.0  # seconds to wait for a signature, or for the root certificates of a Sigstore instance
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - it is the name of an environment variable
+_ISSUER = "1.3.6.1.4.1.57264.1.1"  # the extension of a certificate that contains the issuer of the token
+_OF_CIRCLECI = (
+    "https://circleci.com/api/v2/projects/%(oidc.circleci.com/project-id)s"
+    "/pipeline-definitions/%(oidc.circleci.com/pipeline-definition-id)s"
+)
+# For tokens of these issuers (regular expressions), Fulcio derives the name in the certificate from claims. These are
+# the templates in its config/identity/config.yaml. For other issuers, the name is the subject or the e-mail address.
+_NAMES = (
+    (r"https://token\.actions\.githubusercontent\.com(/.*)?", "https://github.com/%(job_workflow_ref)s"),
+    (
+        r"https://(gitlab\.com|dev\.gitlab\.org|ops\.gitlab\.net|gitlab\.archlinux\.org)",
+        "https://%(ci_config_ref_uri)s",
+    ),
+    (r"https://agent\.buildkite\.com", "https://buildkite.com/%(organization_slug)s/%(pipeline_slug)s"),
+    (r"https://oidc\.circleci\.com(/org/.*)?", _OF_CIRCLECI),
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +120,11 @@ class Identity:
 
 
 class Keyless:
-    """A signer that uses the OIDC identity of this process."""
+    """A signer that uses the OIDC identity of this process.
+
+    The attribute `identity` is what the certificate of the last signature says. Before the first signature, it is what
+    the certificate is expected to say, so that earlier signatures can be found.
+    """
 
     def __init__(self, config: Path | None = None) -> None:
         """Read the identity now, so that a missing identity is reported before anything is uploaded."""
@@ -127,13 +149,15 @@ class Keyless:
         if not self._token.in_validity_period():
             self._token = _identity()  # a GitHub token expires after minutes, and an upload may take longer
 
-        def signed() -> bytes:
+        def signed() -> Bundle:
             context = SigningContext.from_trust_config(trust_config(self._config))
             with context.signer(self._token) as signer:
-                return signer.sign_dsse(Statement(canonical(statement))).to_json().encode()
+                return signer.sign_dsse(Statement(canonical(statement)))
 
         with _translated("Sigstore did not sign the statement", secret=str(self._token)):
-            return _patiently(signed)
+            bundle = _patiently(signed)
+        self.identity = _certified(bundle, self.identity)
+        return bundle.to_json().encode()
 
 
 def require() -> None:
@@ -175,18 +199,40 @@ def trust_config(path: Path | None) -> ClientTrustConfig:
 
 
 def _name_of(token: IdentityToken) -> str:
-    """Return the name that Sigstore writes into the certificate for a token.
-
-    For a workflow of GitHub or GitLab, it is the URL of the workflow, not the subject of the token.
-    """
+    """Return the name that the public Sigstore is expected to write into the certificate for a token."""
     payload = str(token).split(".")[1]
     claims = strict_json.read(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), "the token")
-    match token.federated_issuer:
-        case "https://token.actions.githubusercontent.com" if claim := claims.get("job_workflow_ref"):
-            return f"https://github.com/{claim}"
-        case "https://gitlab.com" if claim := claims.get("ci_config_ref_uri"):
-            return f"https://{claim}"
+    for issuer, template in _NAMES:
+        if re.fullmatch(issuer, token.federated_issuer):
+            with contextlib.suppress(KeyError):
+                return str(template % claims)
     return token.identity
+
+
+def _certified(bundle: Bundle, expected: Identity) -> Identity:
+    """Return the identity in the certificate of a bundle.
+
+    A name or an issuer that the certificate lacks, or whose type is unknown, is taken from `expected`.
+    """
+    from cryptography.x509 import (  # noqa: PLC0415 - only the optional signatures need it
+        ExtensionNotFound,
+        ObjectIdentifier,
+        RFC822Name,
+        SubjectAlternativeName,
+        UniformResourceIdentifier,
+    )
+
+    extensions = bundle.signing_certificate.extensions
+    name, issuer = expected.name, expected.issuer
+    with contextlib.suppress(ExtensionNotFound):
+        names = extensions.get_extension_for_class(SubjectAlternativeName).value
+        name = next(
+            iter([*names.get_values_for_type(UniformResourceIdentifier), *names.get_values_for_type(RFC822Name)]), name
+        )
+    with contextlib.suppress(ExtensionNotFound):
+        issuer = extensions.get_extension_for_oid(ObjectIdentifier(_ISSUER)).value.public_bytes().decode()
+    there = replace(expected, name=name, issuer=issuer)
+    return expected if there == expected else there  # an equal object keeps the certificates that it downloaded
 
 
 def _identity() -> IdentityToken:
