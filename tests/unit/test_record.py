@@ -88,6 +88,15 @@ def test_record_round_trips_through_json() -> None:
     assert json.loads(Record.parse(WHOLE).as_bytes()) == WHOLE
 
 
+def test_record_with_a_name_that_is_not_utf8_can_be_read_again(tmp_path: Path) -> None:
+    patches = [{"name": "fix\udcff \U0001f480.patch", "digest": f"sha256:{'3' * 64}"}]
+    record = Record.parse({**WHOLE, "sources": [{**WHOLE["sources"][0], "patches": patches}]})
+    cache = Cache(tmp_path / "cache")
+    write_record(cache, record)
+    (patch,) = read_record(cache, record.input_digest).sources[0].patches
+    assert patch.name == "fix\\udcff \U0001f480.patch"
+
+
 @pytest.mark.parametrize("version", [None, 1, VERSION + 1])
 def test_record_of_another_version_is_not_used(version: int | None, tmp_path: Path) -> None:
     with pytest.raises(OtherVersionError):

@@ -196,7 +196,7 @@ class Record:
         return value | ({"taken_from": asdict(self.taken_from)} if self.taken_from is not None else {})
 
     def as_bytes(self) -> bytes:
-        return json.dumps(self.as_json(), indent=1).encode()
+        return json.dumps(_readable(self.as_json()), indent=1).encode()
 
     @property
     def contract(self) -> bool:
@@ -216,6 +216,18 @@ class Record:
         """Return the objects in the list `name` of the facts, such as `wheels`; an empty list if it is missing."""
         value = self.facts.get(name)
         return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _readable(value: Any) -> Any:
+    r"""Return a JSON value in which each byte that is not UTF-8, as in the name of a patch, is written as `\udcNN`.
+
+    Python represents such a byte by half a surrogate pair, with which the record could not be read again.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 KEYS: Keys = {
