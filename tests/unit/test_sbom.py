@@ -175,6 +175,16 @@ def test_cyclonedx_document_matches_spdx(stand: Stand) -> None:
     assert {"name": "toolchain:patch", "value": f"fix it.patch sha256:{'c' * 64}"} in llvm["properties"]
 
 
+def test_url_with_a_percent_sign_that_encodes_nothing_is_listed(tmp_path: Path) -> None:
+    url, digest = "https://host.example/100%/a%20b%zz.tar.gz", f"sha256:{'7' * 64}"
+    row = {"name": "llvm", "ref": f"{url}#{digest}", "repository": url, "digest": digest, "kind": "archive"}
+    facts = image_facts(sources=[{**row, "license": "MIT", "locked": True, "patches": []}])
+    document = Stand(Layout(tmp_path / "lay out"), tmp_path / "work", image_facts=facts).cyclonedx()
+    conforming(document)
+    (llvm,) = (row for row in document["components"] if row["name"] == "llvm")
+    assert [row["url"] for row in llvm["externalReferences"]] == ["https://host.example/100%25/a%20b%25zz.tar.gz"]
+
+
 # Interpretation by scanners
 
 

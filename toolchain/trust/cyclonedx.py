@@ -5,6 +5,7 @@ Importing the CycloneDX library is slow, so callers import this module only when
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -39,6 +40,7 @@ _TYPES = {
     "OPERATING_SYSTEM": ComponentType.OPERATING_SYSTEM,
     "FILE": ComponentType.FILE,
 }
+_STRAY = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ALGORITHMS = {"SHA256": HashAlgorithm.SHA_256, "SHA512": HashAlgorithm.SHA_512}
 # SPDX relationships of these types mark a package as used only during the build.
 _BUILD_ONLY = frozenset({"BUILD_DEPENDENCY_OF", "BUILD_TOOL_OF"})
@@ -139,5 +141,6 @@ def _licenses(
 def _locations(location: str) -> list[ExternalReference]:
     if location == "NOASSERTION":
         return []
+    location = _STRAY.sub("%25", location)  # the library refuses a percent sign that encodes nothing
     kind = ExternalReferenceType.SCM if location.startswith("git+") else ExternalReferenceType.SOURCE_DISTRIBUTION
     return [ExternalReference(type=kind, url=XsUri(location))]
