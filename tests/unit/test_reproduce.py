@@ -23,9 +23,10 @@ from toolchain.core.errors import DigestError, SourceError
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.variation import Variation
 from toolchain.oci import descriptor as media
+from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.fetching import fetch_for
-from toolchain.pipeline.original import _of_provenance
+from toolchain.pipeline.original import _of_provenance, of_reference
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.reproduce import _take, clean_cache, content_digest, expected_of, reproduce
@@ -210,6 +211,17 @@ def test_published_image_requires_the_key_of_its_signer(tmp_path: Path) -> None:
         key.write_bytes(signer.public.pem())
         done = CliRunner().invoke(app, ["reproduce", ref, *home, "--public-key", str(key)])
         assert done.exit_code == code, done.output
+
+
+def test_rebuild_is_attested_for_an_index_only_if_it_lists_no_other_image(tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work")
+    stand.say_all()
+    other = small_image(stand.layout, tmp_path / "work", label=OTHER, arch="arm64")
+    alone, index, image = stand.index, write_index(stand.layout, [stand.manifest, other]), stand.manifest.digest
+    for named, published in ((alone, [image, alone.digest]), (index, [image]), (stand.manifest, [image])):
+        ref, cache = f"oci:{stand.layout.root}@{named.digest}", Cache(tmp_path / "cache")
+        original = of_reference(cache, ref, "amd64", stand.signer.public, tmp_path / "scratch")
+        assert original.expected["published"] == published
 
 
 def test_a_signed_provenance_without_a_request_is_malformed() -> None:

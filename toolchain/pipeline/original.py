@@ -12,8 +12,10 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, UnsupportedError, UntrustedError
 from toolchain.core.record import Record
 from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, labels_of
 from toolchain.oci.labels import INPUT_DIGEST
+from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.pipeline.finished_images import named_images, one_image
@@ -112,7 +114,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
             "blob": layers[-1].digest,
             "index": top.digest if top.media_type == media.INDEX and len(images) == 1 else "",
             "content": content_digest(content),
-            "published": list(dict.fromkeys([manifest.digest, top.digest])),
+            "published": [manifest.digest, *_indexes_of_only(layout, top, manifest)],
             "media_type": layers[-1].media_type,
             "path": layout.blob(layers[-1].digest),
         }
@@ -134,6 +136,15 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
             fix="give the publisher's key: --public-key FILE",
         )
     return replace(_of_record(cache, record, expected), name=ref)
+
+
+def _indexes_of_only(layout: Layout, top: Descriptor, image: Descriptor) -> list[str]:
+    """Return the digest of an index that lists nothing except an image; an empty list for anything else.
+
+    A rebuilder must not sign an index that also lists images which were not rebuilt.
+    """
+    listed = [child.digest for child in layout.children(top)] if top.media_type in media.INDEXES else []
+    return [top.digest] if listed == [image.digest] else []
 
 
 def _not_ours(ref: str, why: str) -> UnsupportedError:
