@@ -17,11 +17,15 @@ from toolchain.pipeline.records import (
     find_image,
     finished,
     known_record,
+    new_record,
     read_record,
     records,
     unread_records,
     write_record,
 )
+from toolchain.request.model import Request
+from toolchain.stages.stage import Built, Planned
+from toolchain.trust.attest import isolation_of
 
 WHOLE: dict[str, Any] = {
     "version": VERSION,
@@ -95,6 +99,17 @@ def test_record_with_a_name_that_is_not_utf8_can_be_read_again(tmp_path: Path) -
     write_record(cache, record)
     (patch,) = read_record(cache, record.input_digest).sources[0].patches
     assert patch.name == "fix\\udcff \U0001f480.patch"
+
+
+def test_record_of_a_stage_without_containers_claims_no_isolation(tmp_path: Path) -> None:
+    """A base from packages is made with the caller's rights, whatever the probe for other builds found."""
+    cache = Cache(tmp_path / "cache")
+    cache.engine.mkdir(parents=True)
+    (cache.engine / "isolation.json").write_text(json.dumps({"mode": "chroot", "measures": "sha256:1"}))
+    for engine, isolation in ((True, "chroot sha256:1"), (False, "none")):
+        planned = Planned(name="base", image="x", inputs={}, engine=engine)
+        built = Built(planned=planned, input_digest="sha256:1", manifest="sha256:2", layers=())
+        assert isolation_of(new_record(Request(cache=cache), planned, built)) == isolation
 
 
 @pytest.mark.parametrize("version", [None, 1, VERSION + 1])

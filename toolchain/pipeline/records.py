@@ -51,7 +51,8 @@ def new_record(
         runner: the result of probing docker if docker ran checks or kernels, otherwise None.
     """
     now = time.time()
-    isolation = isolation_facts(request.cache)
+    # The cache may contain the result for another build, so it says nothing about a stage that used no container.
+    isolation = isolation_facts(request.cache) if planned.engine else None
     return Record(
         stage=planned.name,
         image=planned.image,
