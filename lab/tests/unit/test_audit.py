@@ -35,6 +35,7 @@ from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.trust import dsse
 from toolchain.trust.keys import load_public, new_key
+from toolchain_lab.examine import audit
 from toolchain_lab.examine.kernels import kernels_of
 from toolchain_lab.examine.libraries import nvidia_targets, read_library
 
@@ -195,6 +196,27 @@ def test_signed_statement_describes_the_file(campaign: Path, tmp_path: Path) -> 
     assert str(campaign) not in envelope.payload.decode()
     run(name, "--key", tmp_path / "key", code=ConfigError.code)
     run(name, "--statement", tmp_path / "out.json", code=ConfigError.code)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_file_that_changes_during_the_audit_is_not_signed(
+    campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool
+) -> None:
+    new_key(tmp_path / "key")
+    file = tmp_path / "kernels" / "add.hsaco"
+    file.parent.mkdir()
+    shutil.copyfile(campaign / "gfx942" / "add-fp16.hsaco", file)
+
+    def look_and_replace(*given: Any, **more: Any) -> audit.Audit:
+        found = look(*given, **more)
+        shutil.copyfile(campaign / "gfx1100" / "add-fp16.hsaco", file)
+        return found
+
+    look = audit.audit
+    monkeypatch.setattr(audit, "audit", look_and_replace)
+    words = ("--key", tmp_path / "key", "--statement", tmp_path / "out.json")
+    assert run(file.parent if folder else file, *words, code=SourceError.code)["id"] == "source-changed"
+    assert not (tmp_path / "out.json").exists()
 
 
 @pytest.mark.parametrize("statement", ["/dev/null", "/proc/statement", "/proc/new/statement"])

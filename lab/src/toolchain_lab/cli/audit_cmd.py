@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +99,12 @@ def audit(
 
         require_output(statement, option="--statement", make_folder=True)
     where = cache_of(cache)
+    before: tuple[str, str] | None = None
+    if statement is not None and os.path.lexists(what):
+        from toolchain_lab.examine.statement import subject_of  # noqa: PLC0415 - it imports cryptography
+
+        with _signable(what):
+            before = subject_of(what, where)
     result = look(what, where, gpus=gpus, plan=plan)
     if rebuild and source is not None:
         from toolchain_lab.examine.rebuild import rebuild as again  # noqa: PLC0415 - it imports the engine's modules
@@ -108,13 +116,8 @@ def audit(
     problems = result.problems(allow_empty=allow_empty)
     document: dict[str, Any] = {**result.as_json(), "problems": problems, "ok": not problems}
     if signer is not None:
-        try:
-            _sign(result, where, document, signer, statement)
-        except UnicodeEncodeError as error:
-            why = "the name of a file in it is not UTF-8"
-            raise ConfigError(
-                "audit-not-signable", f"the audit of {what} cannot be signed", why=why, fix="rename the file"
-            ) from error
+        with _signable(what):
+            _sign(result, where, document, signer, statement, before)
     if json_:
         console.data(document)
     else:
@@ -129,7 +132,26 @@ def audit(
         )
 
 
-def _sign(result: Audit, cache: Any, document: dict[str, Any], signer: Any, to: Path | None) -> None:
+@contextlib.contextmanager
+def _signable(what: str) -> Iterator[None]:
+    """Raise ConfigError if a name in a statement is not UTF-8."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        why = "the name of a file in it is not UTF-8"
+        raise ConfigError(
+            "audit-not-signable", f"the audit of {what} cannot be signed", why=why, fix="rename the file"
+        ) from error
+
+
+def _sign(
+    result: Audit,
+    cache: Any,
+    document: dict[str, Any],
+    signer: Any,
+    to: Path | None,
+    before: tuple[str, str] | None,
+) -> None:
     from toolchain_lab.examine.statement import attach_audit, signed_audit  # noqa: PLC0415 - it imports cryptography
 
     if to is None:
@@ -138,7 +160,7 @@ def _sign(result: Audit, cache: Any, document: dict[str, Any], signer: Any, to: 
     else:
         from toolchain.core.digest import write_output  # noqa: PLC0415
 
-        write_output(to, signed_audit(result, cache, document, signer), option="--statement")
+        write_output(to, signed_audit(result, cache, document, signer, before), option="--statement")
 
 
 def screen(result: Audit) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from toolchain import __version__
 from toolchain.core.cache import Cache
 from toolchain.core.digest import canonical, sha256_bytes, sha256_file, sha256_stream
+from toolchain.core.errors import SourceError
 from toolchain.core.stored_file import StoredFile
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
@@ -16,7 +17,7 @@ from toolchain.publish.attestations import AttachedEvidence, attach_statement
 from toolchain.trust import attest, dsse
 from toolchain.trust.keys import Signer
 from toolchain_lab.examine.audit import Audit
-from toolchain_lab.examine.places import opened
+from toolchain_lab.examine.places import opened, reading
 
 # This is the type of the predicate; see docs/lab/audit.md.
 PREDICATE = "urn:toolchain:audit:v1"
@@ -45,21 +46,40 @@ def attach_audit(audited: Audit, result_json: Mapping[str, Any], signer: Signer,
         return attach_statement(statement, list(audited.images), place, kind="audit", signer=signer, scratch=scratch)
 
 
-def signed_audit(audited: Audit, cache: Cache, result_json: Mapping[str, Any], signer: Signer) -> bytes:
+def subject_of(what: str, cache: Cache) -> tuple[str, str]:
+    """Return the name and the digest of the subject of a statement about a file, or about the files of a folder.
+
+    The digest for a folder is that of the list of the paths and digests of its files.
+    """
+    path = Path(what)
+    if path.is_file():
+        with reading(what):
+            return path.name, sha256_file(path)
+    with opened(what, cache) as files:
+        rows = [[file.path, _digest(file)] for file in files]
+    return "files of a folder", sha256_bytes(canonical(sorted(rows)))
+
+
+def signed_audit(
+    audited: Audit, cache: Cache, result_json: Mapping[str, Any], signer: Signer, before: tuple[str, str] | None
+) -> bytes:
     """Return the signed statement about an audit, as the bytes of a DSSE envelope.
 
-    The subjects of the statement are the audited images, the audited file, or the list of the paths and digests of the
-    files in the audited folder.
+    The subjects of the statement are the audited images, or the file or folder. SourceError is raised if the file or
+    folder was changed during the audit.
+
+    Args:
+        before: the result of `subject_of` before the audit; None if images were audited.
     """
-    path = Path(audited.what)
     if audited.images:
         digests, name = list(audited.images), "image"
-    elif path.is_file():
-        digests, name = [sha256_file(path)], path.name
     else:
-        with opened(audited.what, cache) as files:
-            rows = [[file.path, _digest(file)] for file in files]
-        digests, name = [sha256_bytes(canonical(sorted(rows)))], "files of a folder"
+        name, digest = subject_of(audited.what, cache)
+        if (name, digest) != before:
+            raise SourceError(
+                "source-changed", f"{audited.what} was changed while it was audited", fix="run the command again"
+            )
+        digests = [digest]
     return dsse.sign(audit_statement(name, digests, result_json), signer).as_bytes()
 
 
