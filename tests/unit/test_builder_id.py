@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from toolchain.cli.app import app
 from toolchain.cli.publish_cmd import _built_by
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError
-from toolchain.core.record import LOCAL_BUILDER
+from toolchain.core.record import LOCAL_BUILDER, OTHER_BUILDER, TakenFrom
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.trust.keys import load_public, new_key
@@ -50,5 +51,15 @@ def test_a_builder_needs_a_uri_and_a_signature(ready: Path, uri: str, signed: bo
 
 def test_an_image_that_another_builder_made_keeps_its_builder() -> None:
     theirs = record(tool={"version": "0.1.0", "builder": "https://github.com/a/b"})
-    assert _built_by(theirs, BUILDER) is theirs
-    assert _built_by(record(tool={"version": "0.1.0", "builder": LOCAL_BUILDER}), BUILDER).tool["builder"] == BUILDER
+    assert _built_by(theirs, BUILDER, "sha256:2") == theirs
+
+
+@pytest.mark.parametrize("builder", [None, BUILDER])
+def test_an_image_that_was_not_built_here_is_not_claimed(builder: str | None) -> None:
+    """`verify --rebuilders` would otherwise count whoever takes an image and publishes it as another builder of it."""
+    own = record(tool={"version": "0.1.0", "builder": LOCAL_BUILDER})
+    taken = replace(own, taken_from=TakenFrom("registry.example/ns/llvm@sha256:1", "sha256:1"))
+    rows = ((own, builder or LOCAL_BUILDER), (taken, OTHER_BUILDER), (own.without_claims(), OTHER_BUILDER))
+    for made, named in rows:
+        assert _built_by(made, builder, "sha256:2").tool["builder"] == named
+    assert _built_by(taken, builder, "sha256:1").tool["builder"] == LOCAL_BUILDER, "its signer publishes it again"

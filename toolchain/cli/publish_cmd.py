@@ -17,7 +17,7 @@ from toolchain.core import console
 from toolchain.core.cache import Cache, cache_of
 from toolchain.core.errors import ConfigError
 from toolchain.core.locks import in_use
-from toolchain.core.record import LOCAL_BUILDER, Record
+from toolchain.core.record import LOCAL_BUILDER, OTHER_BUILDER, Record
 from toolchain.oci.reference import Target, parse, parse_place
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def publish(
     from toolchain.publish.images import deliver  # noqa: PLC0415 - it imports the registry client
     from toolchain.publish.packing import packing  # noqa: PLC0415
     from toolchain.trust.keyless import Keyless  # noqa: PLC0415
-    from toolchain.trust.keys import load_signer  # noqa: PLC0415
+    from toolchain.trust.keys import Signer, load_signer  # noqa: PLC0415
     from toolchain.trust.rebuilt import require_uri  # noqa: PLC0415
 
     if dest is not None and source_of(context, "dest") == COMMAND_LINE and words and not is_image_name(words[0]):
@@ -92,6 +92,7 @@ def publish(
                 why="it is part of the provenance, which is only attached if it is signed",
                 fix="add --key FILE or --keyless",
             )
+    key_id = signer.public.id if isinstance(signer, Signer) else ""
     home = cache_of(cache)
     if refs := [name for name in names if not is_image_name(name)]:
         if len(refs) < len(names) or signer is not None or files or compression != "gzip":
@@ -104,7 +105,7 @@ def publish(
         _copy(home, refs, target, json_=json_)
         return
     with in_use(home), amounts_told():
-        records = [_built_by(record, builder_id) for record in named_images(home, names)]
+        records = [_built_by(record, builder_id, key_id) for record in named_images(home, names)]
         done = deliver(home, records, target, compression=how, signer=signer, files=files)
     if signer is None:
         console.note("not signed: the SBOM is attached, provenance is not (--key FILE or --keyless)")
@@ -114,14 +115,22 @@ def publish(
     _tell(done)
 
 
-def _built_by(record: Record, builder_id: str | None) -> Record:
-    """Return the record with the given builder.
+def _built_by(record: Record, builder_id: str | None, key: str) -> Record:
+    """Return the record with the builder that provenance signed with a key must name.
 
-    The record is returned unchanged if no builder is given, or if the record names a builder other than the local one.
+    For an image that was built here outside of a CI, it is the given builder if there is one. An image that came from a
+    bundle, or from the local builder of a publisher with another key, has `OTHER_BUILDER`. Otherwise `verify
+    --rebuilders` would count whoever publishes it again as a builder.
+
+    Args:
+        key: the id of the key; empty without a key.
     """
-    if builder_id is None or record.tool.get("builder", LOCAL_BUILDER) != LOCAL_BUILDER:
-        return record
-    return replace(record, tool={**record.tool, "builder": builder_id})
+    builder, taken = record.tool.get("builder", OTHER_BUILDER), record.taken_from
+    if builder == LOCAL_BUILDER and taken is None:
+        builder = builder_id or builder
+    elif builder == LOCAL_BUILDER and taken is not None and taken.key != key:
+        builder = OTHER_BUILDER
+    return replace(record, tool={**record.tool, "builder": builder})
 
 
 def _copy(cache: Cache, refs: Sequence[str], dest: Target, *, json_: bool) -> None:
