@@ -12,12 +12,15 @@ from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.base_ref import parse_base
 from toolchain.core.cache import Cache
 from toolchain.core.errors import UntrustedError
+from toolchain.core.record import OTHER_BUILDER
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.own_base import Need, Way, check, needs, needs_of, users_of
+from toolchain.pipeline.records import read_record, record_as_it_is
 from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec
-from toolchain.stages.stage import Planned
+from toolchain.stages.base import BaseStage
+from toolchain.stages.stage import Built, Planned
 
 TOP = Path(__file__).resolve().parents[2]
 DOCS = TOP / "docs" / "bases.md"
@@ -128,6 +131,23 @@ def test_base_is_verified_before_it_is_unpacked(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UntrustedError) as refused:
         check(request, [Planned(name="llvm", image="x", inputs={}, engine=True)])
     assert refused.value.code == 17
+
+
+def test_record_of_an_own_base_does_not_claim_that_it_was_built_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")  # a hosted builder may have a level above 1
+    layout, cache = Layout(tmp_path / "base").ensure(), Cache(tmp_path / "cache")
+    image = small_image(layout, tmp_path / "work")
+    layout.tag(image, "latest")
+    request = Request(cache=cache, base=parse_base(f"oci:{layout.root}"))
+    planned = BaseStage().plan(request, {})
+    own = Layout(cache.images).ensure()
+    for part in (*layout.children(image), image):
+        own.link(layout.blob(part.digest), part.digest)
+    digest = str(planned.input_digest)
+    record_as_it_is(request, Built(planned=planned, input_digest=digest, manifest=image.digest, layers=()))
+    assert read_record(cache, digest).tool["builder"] == OTHER_BUILDER
 
 
 def row(need: Need) -> str:

@@ -16,7 +16,7 @@ VERSION = 2
 # This URN is a name, not an address; docs/trust.md explains its meaning.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
 OTHER_BUILDER = "urn:toolchain:builder:other"
-"""The builder of an image that was not built here: it came from a bundle, or from a publisher's local builder."""
+"""The builder of an image that was not built here: an own base, or one from a bundle or a publisher's local builder."""
 STORED_KERNELS = "stored_kernels"
 """The key in a record's facts for kernels from kernel stores (see `stages.kernel_workers.stored_kernels`)."""
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from toolchain.core import console, strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import ToolchainError
-from toolchain.core.record import LOCAL_BUILDER, Record, RecordError
+from toolchain.core.record import LOCAL_BUILDER, OTHER_BUILDER, Record, RecordError
 from toolchain.oci.layout import Layout
 from toolchain.request.declaration import declared, plain
 from toolchain.request.model import Request
@@ -154,7 +155,9 @@ def record_as_it_is(request: Request, built: Built) -> None:
     """Tag a local image (`--base oci:DIR`) and write its record, because the stages built on it need the record."""
     layout = Layout(request.cache.images)
     layout.tag(layout.resolve(built.manifest), image_tag(built.planned.image, built.input_digest))
-    write_record(request.cache, new_record(request, built.planned, built))
+    record = new_record(request, built.planned, built)
+    # The builder is part of the provenance that `publish` signs, and the image was not built here.
+    write_record(request.cache, replace(record, tool={**record.tool, "builder": OTHER_BUILDER}))
 
 
 def read_record(cache: Cache, digest: str) -> Record:
