@@ -73,7 +73,7 @@ def a_system(engine: Buildah, release: str, folder: Path, *, tools: Sequence[str
     if mirror is None:
         pytest.skip("NO MIRROR: apt has none configured")
     suite, tar = SUITES[release], folder / "rootfs.tar"
-    (folder / "mirror.sources").write_text(replace(mirror, suite=suite, components=("main",)).stanza("deb"))
+    (folder / "mirror.sources").write_text(replace(mirror, suite=suite, components=("main",)).stanza("deb", login=True))
     process.run(
         ["mmdebstrap", "--mode=auto", "--variant=extract", f"--include={','.join(tools)}", "--format=tar",
          "--dpkgopt=path-exclude=/usr/share/doc/*", suite, tar, folder / "mirror.sources"]

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import subprocess
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +26,7 @@ from toolchain.core.deb822 import stanzas
 from toolchain.request.model import Request
 from toolchain.sources import mirrors, suites
 from toolchain.sources.mirrors import apt_mirrors
+from toolchain.sources.store import Store
 from toolchain.stages import base
 
 
@@ -112,3 +122,71 @@ def test_signature_of_a_tarball_is_not_taken_for_the_tarball(monkeypatch: pytest
     mirror = mirrors.Mirror(site="http://mirror.test/debian", suite="sid", components=("main",), keyring="")
     (package,) = suites.Suite(tmp_path, mirror).versions(["z"])
     assert package.file == "z_1.3.orig.tar.gz"
+
+
+@contextmanager
+def private_mirror(root: Path, login: str) -> Iterator[str]:
+    """Serve an unsigned archive with the package z 1.3 to who sends the login; yield `HOST:PORT`."""
+    tarball = b"content"
+    digest = hashlib.sha256(tarball).hexdigest()
+    index = root / "dists" / "sid" / "main" / "source" / "Sources"
+    index.parent.mkdir(parents=True)
+    (root / "z_1.3.orig.tar.gz").write_bytes(tarball)
+    index.write_text(
+        "Package: z\nVersion: 1.3-1\nFormat: 3.0 (quilt)\nDirectory: .\n"
+        f"Checksums-Sha256:\n {digest} {len(tarball)} z_1.3.orig.tar.gz\n"
+    )
+    row = f" {hashlib.sha256(index.read_bytes()).hexdigest()} {index.stat().st_size} main/source/Sources\n"
+    (root / "dists" / "sid" / "Release").write_text(f"Suite: sid\nDate: Thu, 01 Jan 2026 00:00:00 UTC\nSHA256:\n{row}")
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.headers["Authorization"] == "Basic " + b64encode(login.encode()).decode():
+                super().do_GET()
+            else:
+                self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_login_in_a_url_of_apt_reaches_the_mirror_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """apt reads the index and the file with the login, which stays in no file and in no argument of a program."""
+    folder = tmp_path / "apt"
+    with private_mirror(tmp_path / "archive", "me:s3cr@t") as host:
+        sources = tmp_path / "a.sources"
+        address = f"http://me:s3cr%40t@{host}/"
+        sources.write_text(
+            "Types: deb\nURIs: http://main.test\nSuites: sid\nSigned-By: /other\n\n"
+            f"Types: deb\nURIs: {address}\nSuites: sid\nComponents: main\nSigned-By: /mine\n"
+        )
+        configured(monkeypatch, tmp_path, target(address, "sid", "main", "Debian", f"{sources}:6"), updated=True)
+        (mirror,) = apt_mirrors()
+        monkeypatch.undo()
+        assert mirror.keyring == "/mine"
+        assert f"URIs: {address.rstrip('/')}\n" in mirror.stanza("deb", login=True)
+        suite = suites.Suite(folder, replace(mirror, keyring=""))
+        suite.options += ["-o", "Acquire::AllowInsecureRepositories=true"]
+        suite.update(bound=True)
+        (package,) = suite.versions(["z"])
+        assert suite.uri(package) == f"http://{host}/./z_1.3.orig.tar.gz"
+        assert suite.download(package, Store(tmp_path / "store")).read_bytes() == b"content"
+    assert "s3cr" not in repr(mirror)
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"s3cr" in path.read_bytes()]
+
+
+def test_apt_names_the_url_of_a_mirror_with_its_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sources.list").write_text("deb [trusted=yes] https://me:s3cr%40t@mirror.test/debian/ sid main\n")
+    (tmp_path / "apt.conf").write_text(f'Dir::Etc "{tmp_path}";\n')
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    run = process.run
+    monkeypatch.setattr(process, "run", lambda argv, **how: run(argv, env=dict(os.environ), **how))
+    monkeypatch.setattr(mirrors, "_codename", lambda: "sid")
+    (mirror,) = apt_mirrors()
+    assert (mirror.site, mirror.login) == ("https://mirror.test/debian", "me:s3cr%40t")

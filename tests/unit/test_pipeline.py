@@ -214,7 +214,7 @@ def test_mmdebstrap_unpacks_in_the_work_folder_of_its_stage(
     """A shared folder would be unsafe, because it is emptied first and another base may be built meanwhile."""
     folders: list[str] = []
     monkeypatch.setenv("http_proxy", "http://proxy.invalid:3128")
-    mirror = Mirror(site="http://user:secret@mirror.invalid", suite="stable", components=("main",), keyring="")
+    mirror = Mirror(site="http://mirror.invalid", login="user:secret", suite="stable", components=("main",), keyring="")
     monkeypatch.setattr("toolchain.sources.mirrors.apt_mirrors", lambda: [mirror])
     monkeypatch.setattr(process, "which", str)
     commands: list[list[str]] = []

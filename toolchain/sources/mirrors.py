@@ -5,17 +5,20 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from toolchain.core import process
 from toolchain.core.deb822 import stanzas
 from toolchain.core.errors import EngineError, SourceError
 from toolchain.core.process import CommandError
 
-_TARGETS = "$(CREATED_BY)\t$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(ORIGIN)\t$(SOURCESENTRY)"
+# apt removes the login from $(SITE), and leaves it in $(REPO_URI).
+_TARGETS = "$(CREATED_BY)\t$(REPO_URI)\t$(RELEASE)\t$(COMPONENT)\t$(ORIGIN)\t$(SOURCESENTRY)"
 # Before the first `apt-get update`, apt lists the configured archives only with this option.
 _UNREAD = ("-o", "APT::Get::IndexTargets::ReleaseInfo=false")
+_LOGIN = re.compile(r"(?P<scheme>[^/]*://)(?:(?P<login>[^/@]*)@)?(?P<rest>.*)")
 _POCKETS = ("", "-updates", "-security", "-backports")
 _COMPONENTS = {"main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse"}
 
@@ -25,29 +28,44 @@ class Mirror:
     """A suite of a package archive that apt is configured to use.
 
     Args:
-        site: the base URL of the archive. It must not be logged or recorded, because the mirror may be private.
+        site: the base URL of the archive, without a login. It must not be logged or recorded, because the mirror may be
+            private.
         keyring: the path of the keyring, or a whole armoured key; empty for apt's default keys.
+        login: the login `USER:PASSWORD` in the configured URL, percent-encoded; empty if the URL has none.
     """
 
     site: str
     suite: str
     components: tuple[str, ...]
     keyring: str
+    login: str = field(default="", repr=False)
 
     @property
     def security(self) -> bool:
         """Return whether the suite belongs to the security archive, judged by its name."""
         return self.suite.endswith("-security") or "/updates" in self.suite
 
-    def stanza(self, kind: str) -> str:
+    def stanza(self, kind: str, *, login: bool) -> str:
         """Return the mirror for apt as a paragraph of a .sources file; `kind` is `deb` or `deb-src`.
 
         The form with one line for each mirror cannot contain a whole key.
+
+        Args:
+            login: whether the URL contains the login. Then only the user may be able to read the file, and apt prints
+                the login with `--print-uris`.
         """
-        lines = [f"Types: {kind}", f"URIs: {self.site}", f"Suites: {self.suite}"]
+        scheme, _, rest = self.site.partition("://")
+        site = f"{scheme}://{self.login}@{rest}" if login and self.login else self.site
+        lines = [f"Types: {kind}", f"URIs: {site}", f"Suites: {self.suite}"]
         lines += [f"Components: {' '.join(self.components)}"]
         lines += [f"Signed-By: {self.keyring}"] if self.keyring else []
         return "\n".join(lines) + "\n"
+
+    def auth(self) -> str:
+        """Return the login as apt's auth.conf has it, for a file that only the user can read; empty without a login."""
+        words = [unquote(word) for word in self.login.split(":", 1)]
+        pairs = zip(("login", "password"), words, strict=False)
+        return f"machine {self.site} {' '.join(f'{key} {word}' for key, word in pairs)}\n" if self.login else ""
 
 
 def apt_mirrors() -> list[Mirror]:
@@ -69,18 +87,20 @@ def apt_mirrors() -> list[Mirror]:
     codename = _codename()
     rows: dict[tuple[str, str], tuple[list[str], str]] = {}
     for line in listing.splitlines():
-        created_by, site, suite, component, origin, entry = (line.split("\t") + [""] * 6)[:6]
+        created_by, address, suite, component, origin, entry = (line.split("\t") + [""] * 6)[:6]
         known = origin if not origin.startswith("$(") else ""
         by_name = suite in {codename + pocket for pocket in _POCKETS} and component in _COMPONENTS
         ours = known in {"Debian", "Ubuntu"} or (not known and by_name)
         if created_by == "Packages" and ours and suite:
-            components, _ = rows.setdefault((site, suite), ([], entry))
+            components, _ = rows.setdefault((address.rstrip("/"), suite), ([], entry))
             if component not in components:
                 components.append(component)
-    mirrors = [
-        Mirror(site=site, suite=suite, components=tuple(components), keyring=_signed_by(entry, site, suite))
-        for (site, suite), (components, entry) in rows.items()
-    ]
+    mirrors = []
+    for (address, suite), (components, entry) in rows.items():
+        parts = _LOGIN.fullmatch(address)
+        site, login = (parts["scheme"] + parts["rest"], parts["login"] or "") if parts else (address, "")
+        keyring = _signed_by(entry, address, suite)
+        mirrors.append(Mirror(site=site, suite=suite, components=tuple(components), keyring=keyring, login=login))
     if not mirrors:
         raise SourceError(
             "mirrors-unknown",
@@ -97,12 +117,12 @@ def _codename() -> str:
         return ""
 
 
-def _signed_by(entry: str, site: str, suite: str) -> str:
+def _signed_by(entry: str, address: str, suite: str) -> str:
     """Return the `Signed-By` value of a mirror, or an empty string if none is found.
 
     `entry` is the location `FILE:NUMBER` of the mirror in apt's configuration. The file is read, because apt does not
-    print the value. If no stanza of the suite in a .sources file has the URL `site`, the first value in the stanzas of
-    the suite is used.
+    print the value. If no stanza of the suite in a .sources file has the URL `address`, the first value in the stanzas
+    of the suite is used.
     """
     name, _, number = entry.rpartition(":")
     path = Path(name)
@@ -113,7 +133,7 @@ def _signed_by(entry: str, site: str, suite: str) -> str:
     if path.suffix == ".sources":
         of_suite = [stanza for stanza in stanzas(text) if suite in stanza.get("suites", "").split()]
         for stanza in of_suite:
-            if site.rstrip("/") in {uri.rstrip("/") for uri in stanza.get("uris", "").split()}:
+            if address in {uri.rstrip("/") for uri in stanza.get("uris", "").split()}:
                 return stanza.get("signed-by", "")
         return next((stanza["signed-by"] for stanza in of_suite if stanza.get("signed-by")), "")
     lines = text.splitlines()

@@ -84,6 +84,10 @@ class Suite:
             *("-o", "APT::Sandbox::User=root"),
             *("-c", os.fspath(self.root / "no-hooks")),
         ]
+        # apt reads the login from a file, because it prints the URLs of a source with their login, and other users can
+        # read the URL in the arguments of apt-helper.
+        self.auth = self.root / "auth.conf"
+        self.options += ["-o", f"Dir::Etc::netrc={self.auth}"] if mirror.login else []
 
     @property
     def name(self) -> str:
@@ -100,7 +104,7 @@ class Suite:
                 caller refuses a package with a different digest.
         """
         folder = self._folders()
-        write_atomically(folder / "mirrors.sources", self.mirror.stanza("deb-src").encode())
+        write_atomically(folder / "mirrors.sources", self.mirror.stanza("deb-src", login=False).encode())
         lax = ("-o", "Acquire::Check-Valid-Until=false") if bound else ()
         try:
             self._run("apt-get", *lax, "-q", "update")
@@ -229,12 +233,17 @@ class Suite:
     def _run(self, program: str, *words: str) -> str:
         self.root.mkdir(parents=True, exist_ok=True)
         write_atomically(self.root / "no-hooks", _NO_HOOKS)
-        return process.run(
-            [program, *self.options, *words],
-            capture=True,
-            env={**network_environment(), "DEBIAN_FRONTEND": "noninteractive"},
-            helpers=True,
-        ).stdout
+        if self.mirror.login:
+            write_atomically(self.auth, self.mirror.auth().encode(), mode=0o600)
+        try:
+            return process.run(
+                [program, *self.options, *words],
+                capture=True,
+                env={**network_environment(), "DEBIAN_FRONTEND": "noninteractive"},
+                helpers=True,
+            ).stdout
+        finally:
+            self.auth.unlink(missing_ok=True)
 
 
 def _compare(first: Package, second: Package) -> int:

@@ -237,7 +237,7 @@ def run_mmdebstrap(
     # The mirror's address is passed in a file, because it may contain a password and the log shows commands.
     mirror = place / "mirror.sources"
     mirror.touch(mode=0o600)
-    mirror.write_text(replace(main, suite=suite, components=("main",)).stanza("deb"), encoding="utf-8")
+    mirror.write_text(replace(main, suite=suite, components=("main",)).stanza("deb", login=True), encoding="utf-8")
     # fmt: off
     argv = [
         "mmdebstrap", "--mode=auto", f"--variant={variant}", f"--include={','.join(packages)}", *options,
