@@ -119,6 +119,21 @@ def _tree(buildah: Buildah, key: str) -> Path:
     return next(iter(cache_mounts(buildah.cache, f"toolchain-tiny-tree-{key}")), Path("/nonexistent"))
 
 
+def test_tree_that_may_run_too_many_links_at_once_is_configured_again(here: Here, tmp_path: Path) -> None:
+    """LLVM's build script configures a tree without a stamp, and CMake wrote the number into this one earlier."""
+    args = {**here.recipe.args, "LINK_JOBS": "2"}
+    here.build(cache_key="links", args=args)
+    tree = _tree(here.buildah, "links")
+    (tree / "amd64").mkdir()
+    (tree / "linked").symlink_to(tmp_path)
+    for folder, jobs in ((tree, 3), (tree / "amd64", 2), (tmp_path, 3)):
+        (folder / "CMakeCache.txt").write_text(f"A:BOOL=ON\nLLVM_PARALLEL_LINK_JOBS:UNINITIALIZED={jobs}\n")
+        (folder / "toolchain-stamp").write_text("inputs\n")
+    here.build(cache_key="links", args=args)
+    assert [(folder / "toolchain-stamp").exists() for folder in (tree, tree / "amd64", tmp_path)] == [False, True, True]
+    assert (tree / "CMakeCache.txt").exists()
+
+
 def test_a_build_keeps_its_tree_by_key_and_leaves_nothing_else(here: Here) -> None:
     here.buildah.drop_cache("tiny", "k1")
     first = here.build(cache_key="k1")

@@ -27,7 +27,7 @@ from toolchain.engine.judge import build_error, require_inside
 from toolchain.engine.probe import probe
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
-from toolchain.engine.storage import KILLED, Storage, build_tag, cache_mounts, discard, remove_tree
+from toolchain.engine.storage import KILLED, Storage, build_tag, cache_mounts, discard, limit_links, remove_tree
 from toolchain.engine.variation import Variation
 
 LOG = logging.getLogger(__name__)
@@ -160,6 +160,8 @@ class Buildah(Storage):
             raise EngineError(
                 "recipe-unreadable", f"cannot read {source}", why=str(error.strerror), fix="install toolchain again"
             ) from error
+        for place in self._trees(recipe.name, recipe.cache_key) if "LINK_JOBS" in recipe.args else []:
+            limit_links(place, int(recipe.args["LINK_JOBS"]))
         preloaded = self._preloaded(recipe.base)
         witness = isolating.NetworkProbe(on_line)
         out.parent.mkdir(parents=True, exist_ok=True)
