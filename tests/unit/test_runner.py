@@ -21,7 +21,7 @@ from toolchain.cli.doctor_cmd import doctor as verb
 from toolchain.core.cache import Cache
 from toolchain.core.errors import UnsupportedError
 from toolchain.core.recipe import Mount
-from toolchain.engine import docker_probe
+from toolchain.engine import docker, docker_probe
 from toolchain.engine import probe as engine_probe
 from toolchain.engine.docker import DockerRunner
 from toolchain.pipeline import plan as planning
@@ -125,6 +125,22 @@ def test_a_line_without_an_end_is_read_in_pieces(programs: Path, tmp_path: Path)
     DockerRunner(settings=tmp_path / "settings").run("image", ["true"], on_line=pieces.append)
     assert len("".join(pieces)) == 200_000
     assert len(pieces) > 1
+
+
+@pytest.mark.parametrize("way", ["exit 1", "exec sleep 60"])
+def test_no_container_runs_if_its_disk_is_not_known(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The daemon's folder would be left out of the limits, and a container could fill its disk."""
+    monkeypatch.setattr(docker, "_INFO", 0.2)
+    install(
+        programs,
+        "docker",
+        f'PATH=/usr/bin:/bin; case "$1" in info) {way} ;; *) echo "$@" >>\'{tmp_path}/calls\' ;; esac',
+    )
+    with refused("docker-failed"):
+        DockerRunner(settings=tmp_path / "settings").run("image", ["true"])
+    assert not (tmp_path / "calls").exists()
 
 
 # A client whose daemon creates a container one second after the request, even if the client has ended.

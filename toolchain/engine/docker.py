@@ -42,6 +42,7 @@ _LABEL = "toolchain.process"
 # `docker run` exits with this code if docker itself fails, rather than the command in the container.
 _ENGINE_FAILED = 125
 _PATIENCE = 30.0  # seconds to wait for the docker client to answer
+_INFO = 120.0  # seconds to wait for `docker info`, for which the daemon may measure its storage
 _CREATION = 10.0  # seconds to wait for a container that the daemon may still be creating
 _AGAIN = 0.25  # seconds between two tries to remove such a container
 VARIABLES = {
@@ -293,12 +294,13 @@ class DockerRunner:
     def _limits(self, mounts: Sequence[Mount], *, log: Path | None = None, timed: bool) -> Limits:
         """Return the limits for a container.
 
-        The container's own files are in the daemon's folder, which is counted only if this process can access it.
+        The container's own files are in the daemon's folder, which is counted only if this process can access it. An
+        EngineError is raised if the daemon does not name its folder, because a container could then fill its disk.
         """
         if self._data is None:
-            words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
-            answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
-            self._data = Path("/", answer.stdout.strip())
+            with self._errors("info"):
+                words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
+                self._data = Path("/", process.run(words, capture=True, timeout=_INFO).stdout.strip())
         places = [mount.source for mount in mounts if not mount.read_only]
         if self._data != Path("/") and os.path.isdir(self._data):  # noqa: PTH112 - Path.is_dir may raise an error
             places.append(self._data)
