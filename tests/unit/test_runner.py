@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -157,7 +158,7 @@ esac
 """
 
 
-@pytest.mark.parametrize("way", ["timeout", "Ctrl-C", "Ctrl-C for a worker"])
+@pytest.mark.parametrize("way", ["timeout", "Ctrl-C", "Ctrl-C for a worker", "kill", "kill for a worker"])
 def test_container_created_after_the_end_of_its_client_is_removed(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -170,6 +171,9 @@ def test_container_created_after_the_end_of_its_client_is_removed(
             seen.append(child)
             while not (programs / "containers.asked").exists():
                 time.sleep(0.01)
+            if way.startswith("kill"):
+                os.killpg(child.pid, signal.SIGKILL)
+                return wait(child, timeout)
             raise KeyboardInterrupt if timeout is None else subprocess.TimeoutExpired("docker", timeout)
         return wait(child, timeout)
 
@@ -177,6 +181,11 @@ def test_container_created_after_the_end_of_its_client_is_removed(
     runner = DockerRunner(settings=tmp_path / "settings")
     if way == "timeout":
         runner.run("image", ["true"], timeout=0.01, check=False)
+    elif way == "kill":
+        runner.run("image", ["true"], check=False)
+    elif way == "kill for a worker":
+        with refused("docker-failed"), runner.worker("image", ["true"]):
+            pass
     elif way == "Ctrl-C":
         with pytest.raises(KeyboardInterrupt):
             runner.run("image", ["true"])

@@ -212,7 +212,7 @@ class DockerRunner:
         with self._watched(name, limits) as watch:
             try:
                 result = process.run([*words, image, *_SHELL, *argv], **how)
-                ended = timeout is not None and time.monotonic() - begin >= timeout
+                ended = result.returncode < 0 or (timeout is not None and time.monotonic() - begin >= timeout)
             finally:
                 self._remove(name, ended=ended)
         if watch.reached:
@@ -243,7 +243,7 @@ class DockerRunner:
             try:
                 process.run([*words, image, *_SHELL, *argv])
             except BaseException as error:
-                self._remove(name, ended=not isinstance(error, CommandError))
+                self._remove(name, ended=not isinstance(error, CommandError) or error.returncode < 0)
                 raise
         try:
             words = [*self._words(), "container", "start", "--attach", "--interactive", name]
@@ -324,7 +324,7 @@ class DockerRunner:
         """Remove a container, unless it is gone.
 
         Args:
-            ended: whether this tool ended docker's client, so that the daemon may still be creating the container.
+            ended: whether a signal ended docker's client, so that the daemon may still be creating the container.
         """
         end = time.monotonic() + (_CREATION if ended else 0)
         words = [*self._words(), "container", "rm", "--force", "--volumes", name]
