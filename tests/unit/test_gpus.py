@@ -8,7 +8,7 @@ import pytest
 
 from tests.refusals import refused
 from toolchain.catalog import gpus as table
-from toolchain.catalog.gpus import any_gpu_of_flag, known_gpus, parse_gpus, short_list
+from toolchain.catalog.gpus import any_gpu_of_flag, check_gpu, known_gpus, parse_gpus, short_list
 from toolchain.core.errors import UnsupportedError
 
 
@@ -42,6 +42,15 @@ def test_misspelt_gpu_is_refused_with_a_suggestion(text: str, suggestion: str) -
     with pytest.raises(UnsupportedError) as caught:
         parse_gpus(f"gfx942;{text}")
     assert suggestion in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["Navi31", "navi 31", "Navi13"])
+def test_market_name_where_only_llvms_name_is_accepted_is_refused_with_the_latter(name: str) -> None:
+    """A plan of AOTriton and a file of rules must have LLVM's names."""
+    with refused("unknown-gpu", name) as caught:
+        check_gpu(name)
+    assert "gfx1100" in caught.value.fix
+    assert "Navi" not in f"{caught.value.fix} {caught.value.why}"
 
 
 @pytest.mark.parametrize("text", ["sm_90", "x", "gfx", "gfx9421", "gfx942/gfx950", "$(id)", "gfx90a gfx000"])

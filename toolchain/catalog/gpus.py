@@ -58,7 +58,7 @@ def parse_gpus(text: str) -> tuple[str, ...]:
                     del words[:count]
                     break
             else:
-                raise _unknown(words[0], " ".join(words))
+                raise _unknown(words[0], " ".join(words), market=True)
     return tuple(sorted(gpus))
 
 
@@ -93,11 +93,12 @@ def short_list(gpus: Sequence[str]) -> str:
 def check_gpu(gpu: str) -> str:
     """Return `gpu`, LLVM's name for a GPU; raise an UnsupportedError if it is unknown."""
     if gpu not in _GPUS:
-        raise _unknown(gpu, gpu)
+        raise _unknown(gpu, gpu, market=False)
     return gpu
 
 
-def _unknown(word: str, rest: str) -> UnsupportedError:
+def _unknown(word: str, rest: str, *, market: bool) -> UnsupportedError:
+    """Return an error for an unknown GPU; `market` is whether market names are accepted and may be suggested."""
     if ":" in word and word.split(":", 1)[0].lower() in _GPUS:
         return UnsupportedError(
             "gpu-features",
@@ -115,11 +116,12 @@ def _unknown(word: str, rest: str) -> UnsupportedError:
     close: dict[str, None] = {}
     for wanted in (_key(word), _key(rest)):
         close.update(dict.fromkeys(difflib.get_close_matches(wanted, _BY_KEY, n=3, cutoff=0.6)))
-    written = {_key(name): name for gpu in _GPUS.values() for name in (gpu.name, *gpu.market)}
-    hint = f"did you mean {' or '.join(written[key] for key in list(close)[:3])}? " if close else ""
+    written = {_key(name): name for gpu in _GPUS.values() for name in (gpu.name, *gpu.market)} if market else _BY_KEY
+    near = dict.fromkeys(written[key] for key in list(close)[:3])
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UnsupportedError(
         "unknown-gpu",
         f"unknown GPU {word!r}",
-        why=f"known: {', '.join(known_gpus())}, and market names such as MI300X or Strix Halo",
-        fix=f"{hint}separate names with `,` or `;`",
+        why=f"known: {', '.join(known_gpus())}{', and market names such as MI300X or Strix Halo' if market else ''}",
+        fix=f"{hint}{'separate names with `,` or `;`' if market else 'write the name that LLVM has for the GPU'}",
     )
