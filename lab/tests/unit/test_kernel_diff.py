@@ -24,7 +24,7 @@ from toolchain.core.errors import ConfigError, KernelError, RegressionError
 from toolchain.kernels.result_store import KernelStore, Result
 from toolchain_lab.examine.diff import compare
 from toolchain_lab.examine.facts import Facts, read_object, read_ptx
-from toolchain_lab.examine.kernels import Kernel
+from toolchain_lab.examine.kernels import Kernel, _numbered
 from toolchain_lab.examine.occupancy import occupancy
 
 GPUS = ("gfx942", "gfx1100")
@@ -218,6 +218,38 @@ def test_variants_of_a_kernel_are_paired_across_names_of_folders(built: Path, tm
             shutil.copy(built / variant / "gfx942" / "attention-fp16.hsaco", at / "attention.hsaco")
             (at / "attention.json").write_text(json.dumps({"hash": at.name, "num_warps": 4, "num_stages": 1}))
     assert run(tmp_path / "first", tmp_path / "second", "--fail-on", "changed")["counts"]["same"] == 2
+
+
+def test_missing_variant_does_not_shift_the_pairs_of_the_others() -> None:
+    """Triton's caches have no names for variants, which differ by constants such as block sizes."""
+    facts = Facts(name="k", gpu="gfx942", code=0, digest="", wave=64, threads=256, vgpr=64, sgpr=9)
+
+    def side(name: str, *variants: tuple[str, int, int]) -> list[Kernel]:
+        kernels = [
+            Kernel(
+                key="gfx942/k/1",
+                path=label,
+                sha256=f"{name}{label}",
+                facts=replace(facts, code=code, lds=lds, digest=f"{name}{label}"),
+            )
+            for label, code, lds in variants
+        ]
+        return list(_numbered(kernels))
+
+    small, middle, large, grown = ("16", 400, 512), ("32", 820, 1024), ("64", 1600, 2048), ("16", 860, 512)
+    a = side("a", small, middle, large)
+    b = side("b", ("32", 800, 1024), ("64", 1500, 2048))
+    for before, after, only in ((a, b, "only_a"), (b, a, "only_b")):
+        rows = compare(before, after).rows
+        assert sorted((row.status, [name[1:] for name in row.files]) for row in rows) == [
+            ("changed", ["32", "32"]), ("changed", ["64", "64"]), (only, ["16"])
+        ]  # fmt: skip
+        assert len({row.key for row in rows}) == 3
+    # Equal bytes are paired first, even if another variant has grown beyond this one.
+    loose = [replace(one, key="gfx942/k/1") for one in (*side("a", middle, large), *side("b", grown))]
+    assert [(row.status, row.files) for row in compare(a, list(_numbered(loose))).rows] == [
+        ("changed", ("a16", "b16")), ("same", ("a32", "a32")), ("same", ("a64", "a64"))
+    ]  # fmt: skip
 
 
 def test_growth_of_ptx_local_memory_is_reported_as_spills(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolchain.core.errors import ConfigError
 from toolchain_lab.examine.facts import Facts
-from toolchain_lab.examine.kernels import Kernel
+from toolchain_lab.examine.kernels import Kernel, size
 
 SAME, INSTRUCTIONS, CHANGED = "same", "same_instructions", "changed"
 ONLY_A, ONLY_B, EMPTY_A, EMPTY_B = "only_a", "only_b", "empty_a", "empty_b"
@@ -21,6 +21,8 @@ CONDITIONS: dict[str, Callable[[Row], bool]] = {
     "missing": lambda row: row.status in {ONLY_A, EMPTY_B},
     "changed": lambda row: row.status == CHANGED,
 }
+
+_MOST_TRIED = 200_000  # pairs; they take about a second
 
 
 @dataclass(frozen=True)
@@ -133,14 +135,15 @@ def ranked(rows: Iterable[Row]) -> Difference:
 def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     """Compare the kernels of A and B, and return the differences.
 
-    Kernels are paired by key. If A and B have no key in common, kernels are paired by the digest of their compilation
-    inputs. ConfigError is raised if there are no pairs.
+    Kernels are paired by key; several with the same key, such as the variants of a function in Triton's cache, by
+    content and size. If A and B have no key in common, kernels are paired by the digest of their compilation inputs.
+    ConfigError is raised if there are no pairs.
     """
     for by_launch in (False, True):
         before, after = _named(a, by_launch=by_launch), _named(b, by_launch=by_launch)
         if before.keys() & after.keys():
-            rows = [_row(before.get(key), after.get(key)) for key in before.keys() | after.keys()]
-            return ranked(rows)
+            names = before.keys() | after.keys()
+            return ranked(row for name in names for row in _rows(before.get(name, []), after.get(name, [])))
     raise ConfigError(
         "nothing-in-common",
         "A and B have no kernel in common",
@@ -149,8 +152,78 @@ def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     )
 
 
-def _named(kernels: Sequence[Kernel], *, by_launch: bool) -> dict[str, Kernel]:
-    return {(by_launch and kernel.launch) or kernel.key: kernel for kernel in kernels}
+def _named(kernels: Sequence[Kernel], *, by_launch: bool) -> dict[str, list[Kernel]]:
+    named: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        named.setdefault((by_launch and kernel.launch) or kernel.alike or kernel.key, []).append(kernel)
+    return named
+
+
+def _rows(a: Sequence[Kernel], b: Sequence[Kernel]) -> Iterator[Row]:
+    """Yield the rows of kernels with the same key, of which A and B may have different numbers."""
+    pairs = _paired(a, b)
+    paired = {id(kernel) for pair in pairs for kernel in pair}
+    # The key of a kernel in B may be the key of another kernel in A.
+    yield from (_row(one, replace(other, key=one.key)) for one, other in pairs)
+    yield from (_row(kernel, None) for kernel in a if id(kernel) not in paired)
+    for number, kernel in enumerate((kernel for kernel in b if id(kernel) not in paired), len(a) + 1):
+        yield _row(None, replace(kernel, key=f"{kernel.alike or kernel.key}~{number}") if a else kernel)
+
+
+def _paired(a: Sequence[Kernel], b: Sequence[Kernel]) -> list[tuple[Kernel, Kernel]]:
+    """Pair as many kernels as possible: those with equal bytes, then those with equal code, then the others by size."""
+    pairs: list[tuple[Kernel, Kernel]] = []
+    left, right = sorted(a, key=size), sorted(b, key=size)
+    for identity in (_bytes, _code):
+        there: dict[str, list[Kernel]] = {}
+        for kernel in reversed(right):
+            there.setdefault(identity(kernel), []).append(kernel)
+        equal = [(kernel, there[identity(kernel)].pop()) for kernel in left if there.get(identity(kernel))]
+        paired = {id(kernel) for pair in equal for kernel in pair}
+        left, right = ([kernel for kernel in side if id(kernel) not in paired] for side in (left, right))
+        pairs += equal
+    if len(left) <= len(right):
+        return [*pairs, *zip(left, _nearest(left, right), strict=True)]
+    return [*pairs, *zip(_nearest(right, left), right, strict=True)]
+
+
+def _bytes(kernel: Kernel) -> str:
+    return kernel.sha256
+
+
+def _code(kernel: Kernel) -> str:
+    return kernel.facts.digest if kernel.facts is not None else ""
+
+
+def _nearest(few: Sequence[Kernel], many: Sequence[Kernel]) -> list[Kernel]:
+    """Return a kernel in `many` for each one in `few`, in the same order, with the least sum of distances.
+
+    Both are sorted by size. The first kernels are returned if there are too many possibilities to try.
+    """
+    skipped = range(len(many) - len(few) + 1)
+    if not few or len(few) * len(skipped) > _MOST_TRIED:
+        return list(many[: len(few)])
+    sums, ways = [0.0 for _ in skipped], list[list[int]]()
+    for at, kernel in enumerate(few):
+        best, least = 0, list[int]()  # how many kernels to skip before this one, if it is at most so many
+        for skip in skipped:
+            best = skip if sums[skip] < sums[best] else best
+            least.append(best)
+        ways.append(least)
+        sums = [sums[least[skip]] + _distance(kernel, many[at + skip]) for skip in skipped]
+    skip, chosen = min(skipped, key=lambda skip: sums[skip]), list[Kernel]()
+    for at in reversed(range(len(few))):
+        chosen.append(many[at + skip])
+        skip = ways[at][skip]
+    return chosen[::-1]
+
+
+def _distance(a: Kernel, b: Kernel) -> float:
+    """Return how different two kernels are; LDS counts as much as code, because it follows from the block sizes."""
+    if a.facts is None or b.facts is None:
+        return 3.0 if a.facts is not b.facts else 0.0
+    sizes = (a.facts.code, b.facts.code), (a.facts.lds or 0, b.facts.lds or 0)
+    return sum(abs(one - other) / max(one, other, 1) for one, other in sizes) + (a.facts.xnack is not b.facts.xnack)
 
 
 def _row(a: Kernel | None, b: Kernel | None) -> Row:

@@ -27,11 +27,12 @@ class Kernel:
     """A compiled kernel in a place.
 
     Args:
-        key: the name by which `diff.compare` pairs the kernels of two places. `kernels_in` makes it unique in a place.
+        key: the name of the kernel. `kernels_in` makes it unique in a place.
         facts: the facts about the kernel; None if it is empty, which AOTriton's loader treats as known bad.
         launch: a digest of the compilation inputs; empty if they are unknown.
         content: the bytes of the code object if the `keep` of `kernels_in` contains its digest; otherwise empty.
         packed: whether the kernel is in a pack of AOTriton and not empty.
+        alike: the key that the kernel would have without its number, if `kernels_in` added one; otherwise empty.
     """
 
     key: str
@@ -41,6 +42,7 @@ class Kernel:
     launch: str = ""
     content: bytes = field(default=b"", repr=False, compare=False)
     packed: bool = False
+    alike: str = ""
 
     @property
     def gpu(self) -> str:
@@ -182,19 +184,20 @@ def _numbered(kernels: Iterable[Kernel]) -> Iterator[Kernel]:
 
     In Triton's caches, keys repeat for constants such as block sizes, and the names of the folders are different for
     each Triton. So the numbers follow the sizes of the kernels, and not the order of the folders. In bundles, keys
-    repeat for variants with and without XNACK.
+    repeat for variants with and without XNACK. `diff.compare` pairs such kernels by their content and size.
     """
     by_key: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         by_key.setdefault(kernel.key, []).append(kernel)
     for key, alike in by_key.items():
-        alike.sort(key=_size)
+        alike.sort(key=size)
         yield alike[0]
         for number, kernel in enumerate(alike[1:], 2):
-            yield replace(kernel, key=f"{key}~{number}")
+            yield replace(kernel, key=f"{key}~{number}", alike=key)
 
 
-def _size(kernel: Kernel) -> tuple[bool, int, int, int, str]:
+def size(kernel: Kernel) -> tuple[bool, int, int, int, str]:
+    """Return the numbers by which kernels with the same key are sorted."""
     facts = kernel.facts
     if facts is None:
         return False, 0, 0, 0, kernel.sha256
