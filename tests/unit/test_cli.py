@@ -66,6 +66,7 @@ def call(*words: str, **env: str) -> Result:
         (("build", "llvm", "--patch", "llvm=/no/such/file"), 3, "patch-missing"),
         (("plan", "triton", *WHEEL, "--patch", f"triton={__file__}"), 3, "patch-without-source"),
         (("lock", "base", "-o", "/no/such/folder/lock"), 3, "output-unwritable"),
+        (("verify", "oci:/no/such/folder", "--vsa", "/proc/vsa"), 3, "output-unwritable"),
         (("build", "triton", *WHEEL), 15, "prebuilt-not-allowed"),
         (("publish", "oci:out", "x", "--compression", "rar"), 3, "unknown-compression"),
         (("build", "llvm", "--only", "everything"), 7, "unknown-value"),

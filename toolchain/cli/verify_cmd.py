@@ -13,7 +13,7 @@ import typer
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.deadline import LONGEST_CHECK, deadline
-from toolchain.core.digest import canonical, clear_output, write_output
+from toolchain.core.digest import canonical, clear_output, require_output, write_output
 from toolchain.core.errors import ConfigError, DigestError, DocumentError, UnreachableError, UntrustedError
 from toolchain.oci.reference import parse
 
@@ -78,6 +78,7 @@ def verify(
 
     if vsa is not None:
         clear_output(vsa, option="--vsa")  # the result of an earlier run must not remain if anything below fails
+        require_output(vsa, option="--vsa", make_folder=True)
     demands = make_policy(
         policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
     )
