@@ -176,6 +176,17 @@ def test_code_object_for_another_gpu_is_refused(campaign: Path) -> None:
     run("emulate", path, "--gpu", "gfx1100", code=ConfigError.code)
 
 
+def test_features_of_a_plain_code_object_are_compared(campaign: Path, tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    path, name = tmp_path / "add-fp16.hsaco", b"amdgcn-amd-amdhsa--gfx942"
+    content = (campaign / "gfx942" / "add-fp16.hsaco").read_bytes()
+    # The target keeps its length, because the metadata contains lengths.
+    path.write_bytes(content.replace(name, b"--gfx942:xnack+".rjust(len(name), b"-")))
+    for gpu in ("gfx942", "gfx942:xnack+"):
+        assert [row["object"] for row in run("emulate", path, "--gpu", gpu)["objects"]] == [str(path)]
+    run("emulate", path, "--gpu", "gfx942:xnack-", code=ConfigError.code)
+
+
 def test_bundle_that_cannot_be_unpacked_is_reported_as_sealed(
     campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,7 +220,7 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
             unpacked.write_bytes(code.read())
             yield f"{path}#{target}", unpacked
     if not targets:
-        targets = [load(path, first=True).gpu if gpu else ""]
+        targets = [load(path, first=True).target if gpu else ""]
         if _selects(gpu, targets[0]):
             yield str(path), path
     if not any(_selects(gpu, target) for target in targets):

@@ -92,6 +92,7 @@ class CodeObject:
         arguments: all arguments, in order, including hidden ones.
         workgroup_size: the largest number of threads in a workgroup.
         descriptors: the descriptors of all kernels in the file, by the address of their first instruction.
+        target: the GPU with its features, such as `gfx942:xnack+`.
     """
 
     path: Path
@@ -103,6 +104,7 @@ class CodeObject:
     arguments: tuple[Argument, ...]
     workgroup_size: int
     descriptors: Mapping[int, Descriptor] = field(default_factory=dict)
+    target: str = ""
 
     def not_emulated(self, why: str) -> NotEmulatedError:
         """Return the error for a kernel that the emulator cannot run; `why` names the missing feature."""
@@ -159,9 +161,11 @@ def load(
             descriptor, entry = _descriptor(image, place)
             # An assembler leaves the size out of the descriptor unless the source states it, as in AITER's objects.
             kernarg = max(descriptor.kernarg, operator.index(about.get(".kernarg_segment_size", 0)))
+            target = str(metadata.get("amdhsa.target", "")).rpartition("--")[2]
             return CodeObject(
                 path=path,
                 gpu=gpu,
+                target=target if target.partition(":")[0] == gpu else gpu,
                 kernel=name,
                 entry=place + entry,
                 image=image,
