@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -109,6 +110,25 @@ def test_unused_image_is_pruned_with_its_tag_and_unshared_blobs(cache: Cache) ->
     }
     assert plan(Request(cache=cache), "base")[0].built is not None
     assert pruned(cache) == []
+
+
+def test_tags_of_all_pruned_images_are_removed_with_one_rewrite(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        add_image(cache, f"llvm-triton-{number}-debian13", f"sha256:{number:064x}", f"{number}")
+        age(cache.record(f"sha256:{number:064x}"), 60)
+    written: list[Path] = []
+    monkeypatch.setattr("toolchain.oci.layout.write_atomically", lambda path, *_, **__: written.append(path))
+    assert len(pruned(cache)) == 4
+    assert written == [cache.images / "index.json"]
+
+
+def test_image_whose_tag_cannot_be_removed_is_reported(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("toolchain.oci.layout.write_atomically", full)
+    done = prune(cache, unused_for=30 * DAY)
+    assert ([*done.gone], [why for _, why in done.failed]) == ([], [os.strerror(errno.ENOSPC)])
 
 
 def test_image_that_a_build_found_is_not_pruned(cache: Cache) -> None:

@@ -148,10 +148,11 @@ class Layout(Blobs):
         """Return all entries of index.json, tagged or not, without the annotation `media.REF_NAME`."""
         return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
 
-    def untag(self, name: str) -> None:
-        """Remove the tag `name`, but no blobs."""
+    def untag(self, *names: str) -> None:
+        """Remove the tags `names`, but no blobs."""
+        gone = set(names)
         with self._changing() as entries:
-            entries[:] = [old for old in entries if _ref_name(old) != name]
+            entries[:] = [old for old in entries if _ref_name(old) not in gone]
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Any]]:

@@ -123,10 +123,16 @@ def prune(
     gone, failed = [], []
     for entry in going:
         try:
-            _remove(cache, entry)
+            _remove(entry)
             gone.append(entry)
         except OSError as error:
             failed.append((entry.name, error.strerror or "the system refused it"))
+    if tagged := [entry for entry in gone if entry.tag]:
+        try:  # all tags are removed at once, because each change of the layout's index rewrites the whole file
+            Layout(cache.images).untag(*(entry.tag for entry in tagged))
+        except OSError as error:
+            gone = [entry for entry in gone if not entry.tag]
+            failed += [(entry.name, error.strerror or "the system refused it") for entry in tagged]
     if (cache.images / "index.json").is_file():
         # The manifest of every finished image is kept, even if its tag was lost. A blob that no kept image contains is
         # removed if it is a day old, or at any age if the user named images, because their space must become free.
@@ -284,14 +290,12 @@ def _touched(path: Path) -> float:
     return max(times)
 
 
-def _remove(cache: Cache, item: Item) -> None:
+def _remove(item: Item) -> None:
     for path in item.paths:
         if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)
         elif not discard(path):
             raise OSError(errno.EACCES, "files in it belong to another user, or are mounted")
-    if item.tag:
-        Layout(cache.images).untag(item.tag)
 
 
 def _tidy_engine(cache: Cache) -> list[Item]:
