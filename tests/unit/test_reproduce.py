@@ -73,16 +73,29 @@ def test_interrupted_reproduction_continues(cache: Cache, capsys: pytest.Capture
 
     with pytest.raises(KeyboardInterrupt):
         cut_off()
-    assert "going on" not in capsys.readouterr().err
+    assert "continuing" not in capsys.readouterr().err
     with clean_cache(cache, dependencies, OTHER) as second:
         assert not second.work.exists(), "other inputs begin anew"
-    assert "going on" not in capsys.readouterr().err
+    assert "continuing" not in capsys.readouterr().err
     with clean_cache(cache, dependencies, DIGEST) as again:
         assert (again.work / "object").read_text() == "compiled"
         assert plan(Request(cache=again), "base")[0].built is not None
     errors = capsys.readouterr().err.replace("\n", "")
     assert f"continuing the interrupted reproduction ({again.root})" in errors
     assert list((cache.root / "reproduce").iterdir()) == [], "once compared it is gone"
+
+
+def test_interrupted_reproduction_in_a_moved_cache_reads_the_store_there(cache: Cache) -> None:
+    def cut_off() -> None:
+        with clean_cache(cache, plan(Request(cache=cache), "base"), DIGEST):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    moved = Cache(cache.root.rename(cache.root.with_name("moved")))
+    (moved.store / "file").touch()
+    with clean_cache(moved, plan(Request(cache=moved), "base"), DIGEST) as again:
+        assert [path.name for path in again.store.iterdir()] == ["file"]
 
 
 def test_reproduction_starts_from_cache_without_store(cache: Cache) -> None:

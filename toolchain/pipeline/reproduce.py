@@ -202,8 +202,9 @@ def clean_cache(
         # The store of sources is shared, because its entries are checked against their digests. It is missing if all
         # images here were taken from a publisher.
         make_private(cache.store)
-        if not fresh.store.is_symlink():
-            fresh.store.symlink_to(cache.store, target_is_directory=True)
+        # The link of an interrupted reproduction points to a wrong folder if the cache was moved since then.
+        fresh.store.unlink(missing_ok=True)
+        fresh.store.symlink_to(cache.store, target_is_directory=True)
         if (cache.root / "locked").is_dir():
             shutil.copytree(cache.root / "locked", root / "locked", dirs_exist_ok=True)
         for row in dependencies:
