@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.git_server import git
 from tests.refusals import refused
 from toolchain.core.errors import SourceError, ToolchainError, UnreachableError
+from toolchain.sources import git as git_source
 from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.part import Part
 from toolchain.sources.store import Store
@@ -199,3 +201,43 @@ def test_object_that_differs_from_its_git_id_is_refused(repository: Path, store:
     with pytest.raises((SourceError, UnreachableError)):
         fetch_git(str(repository), sha, store, offline=False)
     assert not any(path.read_bytes() == b"evil\n" for path in store.root.rglob("run") if path.is_file())
+
+
+@pytest.mark.parametrize("folders", [0, 3])
+def test_tree_that_unpacks_to_too_much_is_refused_before_it_is_written(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, folders: int
+) -> None:
+    """Tree objects name the same file many times, so a small repository unpacks to any number of files."""
+    path = tmp_path / "bomb"
+    path.mkdir()
+    git(path, "init", "-q", "-b", "main")
+    (path / "f0").write_bytes(b"\0" * 1000)
+    git(path, "add", "-A")
+    blob = git(path, "rev-parse", ":f0")
+    rows = "".join(f"100644 blob {blob}\tf{n}\n" for n in range(10))
+    tree = ""
+    for _ in range(folders + 1):
+        tree = subprocess.run(
+            ["git", "-C", path, "mktree"], input=rows, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.strip()
+        rows = "".join(f"040000 tree {tree}\td{n}\n" for n in range(10))
+    sha = git(path, "commit-tree", tree, "-m", "bomb")
+    git(path, "update-ref", "refs/heads/main", sha)
+    monkeypatch.setattr(git_source, "LIMIT_FILES" if folders else "LIMIT_BYTES", 9999)
+    wrote = []
+    monkeypatch.setattr(git_source, "unpack_tar", lambda *_args, **_how: wrote.append(1))
+    with refused("archive-bomb", sha):
+        fetch_git(str(path), sha, store, offline=False)
+    assert not wrote
+    assert not list(store.partial.iterdir())
+
+
+def test_endless_pack_of_a_server_is_not_written(
+    repository: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "run").write_bytes(os.urandom(1 << 20))
+    git(repository, "commit", "-qam", "large")
+    monkeypatch.setattr(git_source, "_LARGEST_FILE", 100_000)
+    with refused("git-objects-refused"):
+        fetch_git(str(repository), git(repository, "rev-parse", "HEAD"), store, offline=False)
+    assert not list(store.partial.iterdir())

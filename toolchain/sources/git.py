@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from toolchain.core import process
 from toolchain.core.environment import network_environment
-from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.core.errors import DigestError, HostileInputError, SourceError, ToolchainError, UnreachableError
 from toolchain.core.process import CommandError
 from toolchain.sources.network import Mirrors, git_protocol, mirrored, refuse_offline
 from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.store import Store
-from toolchain.sources.unpack import unpack_tar
+from toolchain.sources.unpack import LIMIT_BYTES, LIMIT_FILES, unpack_tar
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 # These are parts of git's messages in the C locale for a missing commit, a missing repository and refused access.
 _ABSENT = ("not our ref", "couldn't find remote ref", "unadvertised object", "remote error: upload-pack", "bad object")
 _NO_REPOSITORY = ("does not appear to be a git repository", "repository not found", "not found", "does not exist")
+# `git fetch` writes one pack, and `git archive` one tar, of at most this many bytes; the latter has this much memory.
+_LARGEST_FILE = 20 << 30
+_MEMORY = 16 << 30
 _REFUSED = ("authentication", "could not read username", "permission denied", "returned error: 403")
 
 
@@ -44,7 +48,8 @@ def fetch_git(
     git verifies each object against its hash. Submodules are not fetched.
 
     UnreachableError is raised if the repository does not answer, or if `offline` is set and the store lacks the tree;
-    DigestError if the repository sends a different commit; and SourceError if it lacks the commit or refuses access.
+    DigestError if the repository sends a different commit; SourceError if it lacks the commit or refuses access; and
+    HostileInputError if the tree is too large or not safe to unpack.
 
     Args:
         repository_url: an https or ssh URL, an http URL of a loopback address, or the file:// URL or absolute path of
@@ -123,15 +128,44 @@ _FIXED = (
     "-c", "protocol.version=2", "-c", "fetch.fsckObjects=true", "-c", "core.protectHFS=true",
     "-c", "core.protectNTFS=true", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false",
     "-c", "core.symlinks=true", "-c", "core.bare=false", "-c", "core.attributesFile=/dev/null",
-    "-c", "gc.auto=0", "-c", "advice.detachedHead=false",
+    "-c", "gc.auto=0", "-c", "advice.detachedHead=false", "-c", "fetch.unpackLimit=1",
     "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60",
 )
 # fmt: on
 
 
-def _git(env: Mapping[str, str], *words: str) -> str:
+def _git(env: Mapping[str, str], *words: str, on_line: Callable[[str], None] | None = None) -> str:
     reaches_out = words[0] in {"fetch", "ls-remote"}
-    return process.run(["git", *_FIXED, *words], env=env, capture=True, helpers=reaches_out).stdout.strip()
+    wanted = {"fsize": _LARGEST_FILE, **({"as": _MEMORY} if words[0] == "archive" else {})}
+    argv = ["prlimit", *(_limit(name, most) for name, most in wanted.items()), "git", *_FIXED, *words]
+    return process.run(argv, env=env, capture=on_line is None, on_line=on_line, helpers=reaches_out).stdout.strip()
+
+
+def _limit(name: str, most: int) -> str:
+    """Return an option for prlimit; only root could raise a limit that the caller has set."""
+    hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+    return f"--{name}={most if hard == resource.RLIM_INFINITY else min(most, hard)}"
+
+
+class _Size:
+    """Count the entries of a tree and the bytes of its files, from the lines that `git ls-tree -l` prints."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._entries = self._bytes = 0
+
+    def add(self, line: str) -> None:
+        """Count an entry; raise HostileInputError if the tree unpacks to more than `unpack_tar` allows."""
+        size = line.partition("\t")[0].rpartition(" ")[2]
+        self._entries += 1
+        self._bytes += int(size) if size.isascii() and size.isdigit() else 0
+        if self._entries > LIMIT_FILES or self._bytes > LIMIT_BYTES:
+            raise HostileInputError(
+                "archive-bomb",
+                f"{self._what}: it unpacks to more than is allowed",
+                why=f"limits: {LIMIT_FILES} members, {LIMIT_BYTES} bytes",
+                fix="do not use this source",
+            )
 
 
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
@@ -166,6 +200,8 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
                 fix="check the commit and the repository",
             )
         wanted = [f":(top,literal){name}" for name in names] if part.only else []
+        # A few small tree objects can name the same files a billion times, and `git archive` remembers each name.
+        _git(env, "ls-tree", "-r", "-t", "-l", sha, on_line=_Size(archive.name).add)
         wanted += [f":(top,exclude,literal){name}/{inner}" for name in names for inner in sorted(part.without)]
         _git(env, "archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
     except CommandError as error:
