@@ -186,6 +186,30 @@ def test_git_configuration_of_the_user_is_ignored(
     assert (tree / "llvm" / "CMakeLists.txt").read_bytes() == b"one\n"
 
 
+@pytest.mark.parametrize("kind", ["PGP SIGNATURE", "SIGNED MESSAGE"])
+def test_commit_makes_no_program_of_the_user_verify_its_signature(
+    repository: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    programs, started = tmp_path / "programs", tmp_path / "started"
+    programs.mkdir()
+    for name in ("gpg", "gpgsm"):
+        (programs / name).write_text(f"#!/bin/sh\ntouch {started}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    (repository / ".gitattributes").write_text("run export-subst\n")
+    (repository / "run").write_text("$Format:%G? %s$\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "subject")
+    head, _, message = git(repository, "cat-file", "commit", "HEAD").partition("\n\n")
+    signed = tmp_path / "signed"
+    signed.write_text(f"{head}\ngpgsig -----BEGIN {kind}-----\n \n aaaa\n -----END {kind}-----\n\n{message}\n")
+    sha = git(repository, "hash-object", "-t", "commit", "-w", str(signed))
+    git(repository, "update-ref", "refs/heads/main", sha)
+    tree = fetch_git(str(repository), sha, store, offline=False)
+    assert (tree / "run").read_text() == "N subject\n"
+    assert not started.exists()
+
+
 @pytest.mark.parametrize("swapped", ["commit", "tree", "blob"])
 def test_object_that_differs_from_its_git_id_is_refused(repository: Path, store: Store, swapped: str) -> None:
     """The repository has the bytes of another object under the name of an object."""

@@ -137,7 +137,7 @@ _FIXED = (
 def _git(env: Mapping[str, str], *words: str, on_line: Callable[[str], None] | None = None) -> str:
     reaches_out = words[0] in {"fetch", "ls-remote"}
     wanted = {"fsize": _LARGEST_FILE, **({"as": _MEMORY} if words[0] == "archive" else {})}
-    argv = ["prlimit", *(_limit(name, most) for name, most in wanted.items()), "git", *_FIXED, *words]
+    argv = ["prlimit", *(_limit(name, most) for name, most in wanted.items()), process.which("git"), *_FIXED, *words]
     return process.run(argv, env=env, capture=on_line is None, on_line=on_line, helpers=reaches_out).stdout.strip()
 
 
@@ -203,7 +203,10 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
         # A few small tree objects can name the same files a billion times, and `git archive` remembers each name.
         _git(env, "ls-tree", "-r", "-t", "-l", sha, on_line=_Size(archive.name).add)
         wanted += [f":(top,exclude,literal){name}/{inner}" for name in names for inner in sorted(part.without)]
-        _git(env, "archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
+        # A `$Format:%G?$` in a file with the attribute `export-subst` makes git verify the commit's signature. It finds
+        # no gpg, which would read the user's keyring, and write to it.
+        alone = {**env, "PATH": os.fspath(scratch / "programs")}
+        _git(alone, "archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
     except CommandError as error:
         raise _git_failed(f"git cannot write the tree of {sha[:12]}", error) from error
     return archive
