@@ -90,8 +90,8 @@ def test_headers_of_a_triton_checkout_are_used_if_they_are_suitable(tmp_path: Pa
 @pytest.mark.parametrize("where", [".", "usr", "third_party/amd/backend"])
 def test_headers_are_found_in_every_kind_of_tree(tmp_path: Path, where: str) -> None:
     a_hip(tmp_path / where)
-    assert version_in(check_headers(tmp_path, HIP6)) == "6.4.43484"
-    assert version_in(check_headers(tmp_path / where / "include", HIP6)) == "6.4.43484"
+    assert version_in(check_headers(tmp_path, HIP6), tmp_path) == "6.4.43484"
+    assert version_in(check_headers(tmp_path / where / "include", HIP6), tmp_path) == "6.4.43484"
 
 
 BAD: list[tuple[Callable[[Path], object], type[Exception], str]] = [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +14,23 @@ import pytest
 
 from tests.refusals import refused
 from tests.request_fixtures import specs
+from toolchain.catalog.aotriton_generations import _stated_version
 from toolchain.catalog.base_ref import parse_base
+from toolchain.catalog.components import features_of
 from toolchain.catalog.release_data import aotriton_releases, triton_releases
 from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
-from toolchain.core.errors import BuildError, PinError
+from toolchain.core.errors import BuildError, PinError, SourceError
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.run import build
 from toolchain.request.model import Request
+from toolchain.stages import triton_tree
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm_choice import llvm_needs, llvm_source
+from toolchain.stages.llvm_version import version_of_tree
 from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_report import lit, lit_totals
-from toolchain.stages.triton_tree import python_requires
+from toolchain.stages.triton_tree import head_of, python_requires, submodules_of, version_in
 
 PIN = "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52"
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
@@ -156,6 +162,46 @@ def test_setup_py_is_at_the_top_or_in_its_old_folder(tmp_path: Path, request_: R
     with refused("source-incomplete") as caught:
         plan(request, "triton")
     assert caught.value.code == 5
+
+
+@pytest.mark.parametrize("kind", ["link", "huge"])
+def test_only_regular_files_of_a_checkout_and_of_bounded_size_are_read(tmp_path: Path, kind: str) -> None:
+    """A link could lead to a file of the user, to a pipe or to `/dev/zero`."""
+    numbers = "".join(f"set({{name}}_VERSION_{part}{{end}} 1)\n" for part in ("MAJOR", "MINOR", "PATCH"))
+    files: dict[str, tuple[str, Callable[[Path], object]]] = {
+        "setup.py": ('setup(python_requires=">=3.8")\n', python_requires),
+        "python/triton/__init__.py": ("__version__ = '3.4.0'\n", version_in),
+        ".gitmodules": ('[submodule "a"]\n\tpath = a\n\turl = https://b\n', submodules_of),
+        "CMakeLists.txt": (numbers.format(name="AOTRITON", end="_INT"), _stated_version),
+        "lib/CMakeLists.txt": ("find_package(LLD)\n", features_of),
+        "llvm/CMakeLists.txt": (numbers.format(name="LLVM", end=""), version_of_tree),
+    }
+    for number, (name, (text, read)) in enumerate(files.items()):
+        tree, outside = tmp_path / str(number), tmp_path / "outside"
+        outside.write_text(text)
+        file = tree / name
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        assert read(tree), name
+        if kind == "link":
+            file.unlink()
+            file.symlink_to(outside)
+        else:
+            os.truncate(file, 17 << 20)
+        found: object = None
+        with contextlib.suppress(SourceError):
+            found = read(tree)
+        assert not found, name
+
+
+def test_pipe_in_the_repository_of_a_checkout_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git("init", "-q", str(tmp_path))
+    git("-C", str(tmp_path), "commit", "-q", "--allow-empty", "-m", "1")
+    assert head_of(tmp_path)
+    (tmp_path / ".git/HEAD").unlink()
+    os.mkfifo(tmp_path / ".git/HEAD")
+    monkeypatch.setattr(triton_tree, "_PATIENCE", 1.0)
+    assert not head_of(tmp_path)
 
 
 def test_llvm_too_old_or_too_new_for_the_tree_is_refused(tmp_path: Path, request_: Request) -> None:

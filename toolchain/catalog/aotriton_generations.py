@@ -15,6 +15,7 @@ from toolchain.catalog.release_data import aotriton_releases, numbers
 from toolchain.catalog.releases import check_release_gpus
 from toolchain.core import recipe
 from toolchain.core.errors import PinError, SourceError, UnsupportedError
+from toolchain.core.filesystem import source_text
 from toolchain.data import read_toml, typed_row
 
 # This is the name in `--source` for the user's own tuning database.
@@ -246,7 +247,7 @@ def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
     file = f"{'python' if generator == 'aotriton' else generator}/gpu_targets.py"
     if not (tree / file).is_file():
         return
-    text = (tree / file).read_text(encoding="utf-8", errors="replace")
+    text = source_text(tree, file)
     if missing := [gpu for gpu in gpus if not re.search(rf"{gpu}(?![0-9a-z])", text)]:
         raise UnsupportedError(
             "gpu-not-in-aotriton",
@@ -263,12 +264,12 @@ def _version_in(tree: Path) -> tuple[int, ...]:
     if (tree / "v2python/autotune_config.py").is_file():
         return (0, 7, 3)
     generator = tree / "v2python/generate_compile.py"
-    bare = generator.is_file() and "bare_mode" in generator.read_text(encoding="utf-8", errors="replace")
+    bare = generator.is_file() and "bare_mode" in source_text(tree, "v2python/generate_compile.py")
     return (0, 6) if bare else (0, 5)
 
 
 def _stated_version(tree: Path) -> tuple[int, ...]:
-    text = (tree / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
+    text = source_text(tree, "CMakeLists.txt")
     parts = [re.search(rf"set\(AOTRITON_VERSION_{part}_INT (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     return tuple(int(part[1]) for part in parts if part) if all(parts) else ()
 
@@ -327,7 +328,8 @@ def _is_unread(tree: Path, row: Database) -> bool:
     """Return whether no file of a tree's generator mentions a database."""
     stem, folder = Path(row.path).name.partition(".")[0], tree / Path(row.path).parts[0]
     files = [tree / "CMakeLists.txt", *folder.rglob("CMakeLists.txt"), *folder.rglob("*.py")]
-    return not any(stem in path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
+    names = [os.fspath(path.relative_to(tree)) for path in files if path.is_file()]
+    return not any(stem in source_text(tree, name) for name in names)
 
 
 def _check_database(row: Database, path: Path, release: str, shown: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 from toolchain.catalog.release_data import is_commit
 from toolchain.core import recipe
 from toolchain.core.errors import ContractError, PinError, UnsupportedError
+from toolchain.core.filesystem import source_text
 from toolchain.data import read_toml
 
 _LINE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.[0-9]{1,4})?(?:\+[A-Za-z0-9.]+)?")
@@ -171,7 +173,7 @@ def features_of(checkout: Path) -> frozenset[str]:
     """
     features = set()
     for path in sorted(checkout.rglob("CMakeLists.txt")):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = source_text(checkout, os.fspath(path.relative_to(checkout)))
         features |= {feature for feature, asks in _ASKS.items() if asks.search(text)}
     return frozenset(features)
 

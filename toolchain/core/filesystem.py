@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 
 from toolchain.core import strict_json
-from toolchain.core.errors import DigestError, HostileInputError, ResourceError
+from toolchain.core.errors import DigestError, HostileInputError, ResourceError, SourceError
 from toolchain.core.typed import Kind, TypedError, typed
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _LARGEST_BUILT = 16 << 20  # bytes; the limit for a text file that a build wrote
+_LARGEST_TEXT = 16 << 20  # bytes; the limit for a text file of a source tree
 _BUILD = "check what the sources do during the build; the log shows what was built"
 _LONGEST_NAME = 200  # bytes of the final name that a temporary name repeats; file systems allow 255 bytes in a name
 
@@ -108,6 +109,23 @@ def read_built_json(tree: Path, name: str, kind: type[Kind]) -> Kind:
             why=str(error) if isinstance(error, TypedError) else "it is malformed",
             fix=_BUILD,
         ) from error
+
+
+def source_text(tree: Path, name: str) -> str:
+    """Return the text of a file in a source tree; bytes that are not UTF-8 and ends of lines are replaced.
+
+    Raise a SourceError unless it is a regular file inside `tree` and has at most 16 MiB.
+    """
+    try:
+        text = read_regular(tree / name, _LARGEST_TEXT, within=tree).decode("utf-8", errors="replace")
+    except OSError as error:
+        raise SourceError(
+            "source-unreadable",
+            f"cannot read {tree / name}",
+            why=str(error.strerror),
+            fix="check the path and its permissions",
+        ) from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def copy_built(tree: Path, name: str, target: Path) -> None:

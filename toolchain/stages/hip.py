@@ -17,7 +17,7 @@ from pathlib import Path
 from toolchain.catalog.rocm import DEFAULT_ROCM, Headers, Library, Stub, headers_of, libraries, rocm_of, stubs_of
 from toolchain.core import process
 from toolchain.core.errors import SourceError, UnsupportedError
-from toolchain.core.filesystem import copy_built, emptied
+from toolchain.core.filesystem import copy_built, emptied, source_text
 from toolchain.core.recipe import Recipe, digests
 from toolchain.request.model import Request
 from toolchain.sources.patch import copy_tree
@@ -90,7 +90,7 @@ class HipStage:
             content = _content(workspace.fetch(source).path, work / f"unpacked-{row.name}", workspace)
             if isinstance(row, Headers):
                 headers = check_headers(content, row)
-                versions[row.name] = version_in(headers)
+                versions[row.name] = version_in(headers, content)
                 (place / row.name / "include").mkdir(parents=True)
                 copy_tree(headers, place / row.name / "include" / "hip")
                 # The folder `nvidia_detail` is removed, because only NVIDIA's compiler uses its headers.
@@ -201,7 +201,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
             why=f"{folder.relative_to(tree)} lacks {', '.join(missing)}",
             fix=f"give {given}PATH with all HIP headers, or leave out this option",
         )
-    version = version_in(folder)
+    version = version_in(folder, tree)
     if int(version.partition(".")[0]) not in row.hip:
         raise UnsupportedError(
             "hip-version-unfit",
@@ -209,7 +209,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
             why=f"it must be HIP {' or '.join(map(str, row.hip))}: other headers are for another ROCm",
             fix=f"give {given}PATH with headers of this version, or leave out this option",
         )
-    text = (folder / _API).read_text(encoding="utf-8", errors="replace")
+    text = source_text(tree, f"{folder.relative_to(tree)}/{_API}")
     wanted = [name for stub in stubs_of([str(row.hip[0])])[:1] for name in stub.symbols]
     if missing := [name for name in wanted if not re.search(rf"\b{name}\b", text)]:
         raise UnsupportedError(
@@ -221,9 +221,13 @@ def check_headers(tree: Path, row: Headers) -> Path:
     return folder
 
 
-def version_in(folder: Path) -> str:
-    """Return the version that the headers define, such as `6.4.43484`; raise SourceError if they define none."""
-    text = (folder / "hip_version.h").read_text(encoding="utf-8", errors="replace")
+def version_in(folder: Path, tree: Path) -> str:
+    """Return the version that the headers define, such as `6.4.43484`; raise SourceError if they define none.
+
+    Args:
+        tree: the source tree that contains `folder`.
+    """
+    text = source_text(tree, f"{folder.relative_to(tree)}/hip_version.h")
     parts = [re.search(rf"#define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     if not all(parts):
         raise SourceError(

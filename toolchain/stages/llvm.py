@@ -14,6 +14,7 @@ from toolchain.catalog.costs import ninja_of
 from toolchain.catalog.floors import floor_of
 from toolchain.core import console
 from toolchain.core.digest import sha256_json
+from toolchain.core.filesystem import source_text
 from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.core.recipe import root as recipe_root
 from toolchain.oci import labels
@@ -326,8 +327,7 @@ def unknown_to_edits(tree: Path) -> list[str]:
     return [
         file
         for file, texts in known.items()
-        if (tree / file).is_file()
-        and not any(text in (tree / file).read_text(encoding="utf-8", errors="replace") for text in texts)
+        if (tree / file).is_file() and not any(text in source_text(tree, file) for text in texts)
     ]
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from toolchain.core.errors import SourceError
+from toolchain.core.filesystem import source_text
 from toolchain.sources.tree import Source
 
 # Since LLVM 19, the first file sets the version. Before, the second file set it.
@@ -19,8 +20,8 @@ def version_of_tree(tree: Path) -> str:
     """Return the version that an LLVM source tree sets, such as `19.1.7`; raise SourceError if it sets none."""
     for name in _FILES:
         try:
-            numbers = dict(_NUMBER.findall((tree / name).read_text(encoding="utf-8", errors="replace")))
-        except OSError:
+            numbers = dict(_NUMBER.findall(source_text(tree, name)))
+        except SourceError:
             continue
         if len(numbers) == 3:
             return f"{numbers['MAJOR']}.{numbers['MINOR']}.{numbers['PATCH']}"

@@ -17,6 +17,7 @@ from toolchain.catalog.release_data import is_commit
 from toolchain.catalog.releases import newest_patch
 from toolchain.core import process
 from toolchain.core.errors import PinError, SourceError, UnsupportedError
+from toolchain.core.filesystem import source_text
 from toolchain.core.process import CommandError
 from toolchain.request.model import Request
 from toolchain.sources.spec import of_github
@@ -27,6 +28,7 @@ _INIT = "python/triton/__init__.py"
 # These are the possible paths of setup.py.
 _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
+_PATIENCE = 60.0  # seconds for one git command; a pipe in `.git` would block it for ever
 _LONGEST = 1000  # characters of a text that is read from setup.py, because few lines can double a text to gigabytes
 _BACKENDS = ("third_party/amd", "third_party/nvidia")
 # The recipes pass packages to setup.py in these environment variables, so that it does not download the packages.
@@ -36,10 +38,7 @@ _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTIL
 
 def version_in(tree: Path) -> str:
     """Return the version that a tree of Triton states, such as `3.7.1`, or an empty string if it states none."""
-    try:
-        match = _SAYS.search((tree / _INIT).read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ""
+    match = _SAYS.search(_text(tree, _INIT))
     return match[1] if match else ""
 
 
@@ -203,8 +202,8 @@ def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
 
 def _text(tree: Path, name: str) -> str:
     try:
-        return (tree / name).read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return source_text(tree, name)
+    except SourceError:
         return ""
 
 
@@ -272,7 +271,7 @@ def _git(tree: Path, *words: str) -> str:
     fixed = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
     try:
         argv = ["git", *fixed, "-C", os.fspath(tree.absolute()), *words]
-        return process.run(argv, env=env, capture=True).stdout.strip()
+        return process.run(argv, env=env, capture=True, timeout=_PATIENCE).stdout.strip()
     except CommandError:
         return ""
 
