@@ -107,6 +107,9 @@ def test_python_of_no_debian_release_is_refused_with_the_known_versions() -> Non
         ("setup(python_requires=open('x').read())\n", ""),
         ('A = None\nsetup(python_requires=f">={A}")\n', ""),
         ("x" + "(" * 5000, ""),
+        ("A = (1, 1)\n" + "A = (A, A)\n" * 40 + "setup(python_requires=f'{A}')\n", ""),
+        ("A = 9\n" + "A = A + A\n" * 20_000 + "setup(python_requires=f'{A}')\n", ""),
+        ("not " * 100_000 + "1\nsetup(python_requires='>=3.9')\n", ""),
     ],
 )
 def test_python_requires_is_read_without_running_setup_py(tmp_path: Path, text: str, says: str) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from toolchain.kernels.reached import Reach
+from toolchain.kernels.rules import parsed
 
 
 def tree(root: Path, **files: str) -> Path:
@@ -113,3 +115,11 @@ def test_link_and_file_have_distinct_digests(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("data")
     assert len(set(Reach(tmp_path).whole.values())) == 3
     assert not Reach(tmp_path).whole["link"].startswith("sha256:")
+
+
+@pytest.mark.parametrize("line", ["not " * 100_000 + "1", "1" + "+1" * 100_000])
+def test_module_that_nests_too_deeply_for_the_parser_reaches_the_whole_tree(tmp_path: Path, line: str) -> None:
+    tree(tmp_path, a=line, b="")
+    assert reached(tmp_path, "a.py") == {"a.py", "b.py"}
+    with refused("kernel-source-unreadable", "a.py"):
+        parsed(tmp_path / "a.py")

@@ -134,7 +134,7 @@ class Reach:
         if file not in self._scans:
             try:
                 self._scans[file] = _scan(ast.parse((self._tree / file).read_bytes()))
-            except (SyntaxError, ValueError):
+            except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: it nests too deeply
                 self._scans[file] = _Scanned((), _Part(frozenset(), opaque=True), {})
         return self._scans[file]
 

@@ -244,7 +244,7 @@ def parsed(path: Path) -> ast.Module:
     """Return the syntax tree of a kernel source file; raise SourceError if the file cannot be read or parsed."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         why = str(error.strerror) if isinstance(error, OSError) else "it is not valid Python in UTF-8"
         raise SourceError(
             "kernel-source-unreadable",

@@ -30,6 +30,7 @@ _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
 _PATIENCE = 60.0  # seconds for one git command; a pipe in `.git` would block it for ever
 _LONGEST = 1000  # characters of a text that is read from setup.py, because few lines can double a text to gigabytes
+_LARGEST = 10**6  # the limit for a number that is read from setup.py, for the same reason
 _BACKENDS = ("third_party/amd", "third_party/nvidia")
 # The recipes pass packages to setup.py in these environment variables, so that it does not download the packages.
 _SERVED = frozenset({"JSON_SYSPATH", "LLVM_SYSPATH", "PYBIND11_SYSPATH"})
@@ -116,7 +117,7 @@ def python_requires(tree: Path) -> str:
     """Return the `python_requires` of a tree's setup.py, or an empty string if none can be read without running it."""
     try:
         module = ast.parse(setup_text(tree))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: it nests too deeply
         return ""
     values: dict[str, Any] = {}
     try:
@@ -150,12 +151,17 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
             result = row[index] if isinstance(row, tuple) and index < len(row) else None
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             terms = _value(left, values), _value(right, values)
-            result = terms[0] + terms[1] if all(isinstance(term, int) for term in terms) else None
+            result = terms[0] + terms[1] if all(_is_short(term) and isinstance(term, int) for term in terms) else None
         case ast.JoinedStr(values=parts):
             texts = [_value(part.value if isinstance(part, ast.FormattedValue) else part, values) for part in parts]
-            text = "" if None in texts else "".join(str(text) for text in texts)
+            text = "".join(map(str, texts)) if all(map(_is_short, texts)) else ""
             result = text if text and len(text) <= _LONGEST else None
     return result
+
+
+def _is_short(value: Any) -> bool:
+    """Return whether a value is a text or a small number; few lines can nest tuples, or add numbers, without limit."""
+    return isinstance(value, str) or (isinstance(value, int) and abs(value) < _LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True)
