@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -155,6 +156,34 @@ def test_edit_between_plan_and_fetch_is_refused(checkout: Path, cache: Cache) ->
     (checkout / "docs" / "x").write_text("y")
     with refused("source-changed"):
         fetch_source(source, cache=cache, offline=True)
+
+
+@pytest.mark.parametrize("name", ["thing", "llvm"])
+def test_folder_replaced_by_a_link_while_it_is_copied_is_not_stored(
+    name: str, tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other user who owns the checkout restores it before it is read again. Of LLVM, only a part is copied."""
+    tree, outside = tmp_path / "tree", tmp_path / "outside"
+    inner, away = tree / "llvm/lib/sub", tmp_path / "away"
+    for folder in (inner, outside):
+        folder.mkdir(parents=True)
+        (folder / "key").write_text(folder.name)
+    (tree / "other").write_text("x")
+
+    def copy(source: Path, dest: Path) -> None:
+        inner.rename(away)
+        inner.symlink_to(outside)
+        subprocess.run(["cp", "-rL", "--no-target-directory", source, dest], check=True)
+        inner.unlink()
+        away.rename(inner)
+
+    source = locate(name, parse_source_spec(str(tree)), cache=cache)
+    with monkeypatch.context() as racing:
+        racing.setattr(resolve, "copy_tree", copy)
+        with refused("source-changed"):
+            fetch_source(source, cache=cache, offline=True)
+    assert not list(cache.store.rglob("key"))
+    assert (fetch_source(source, cache=cache, offline=True).path / "llvm/lib/sub/key").read_text() == "sub"
 
 
 def test_local_archive_is_unpacked_and_local_file_is_copied(tmp_path: Path, checkout: Path, cache: Cache) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.refusals import refused
 from toolchain.core import digest
 from toolchain.sources import tree as tree_module
+from toolchain.sources import walk as walk_module
 from toolchain.sources.tree import check_links, normalise, scan_tree, tree_digest
 
 
@@ -94,13 +95,13 @@ def test_stat_cache_avoids_reading_unchanged_files(tmp_path: Path, monkeypatch: 
     grow_old()
     first = tree_digest(top, cache)
     read: list[str] = []
-    real = tree_module._hash_file
+    real = walk_module.hash_file
 
-    def reading(path: str) -> str:
+    def reading(name: str, at: int, path: str) -> str:
         read.append(path)
-        return real(path)
+        return real(name, at, path)
 
-    monkeypatch.setattr(tree_module, "_hash_file", reading)
+    monkeypatch.setattr(tree_module, "hash_file", reading)
     assert tree_digest(top, cache) == first
     assert read == []
     assert scan_tree(top, cache, trust_cache=False).digest == first
@@ -180,3 +181,23 @@ def test_check_links_refuses_a_link_out_of_the_tree(tmp_path: Path) -> None:
     (top / "sub dir" / "out").symlink_to("../../a")
     with refused("link-escapes"):
         check_links(top)
+
+
+def test_folder_replaced_by_a_link_while_the_tree_is_read_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top, outside = make(tmp_path / "t"), tmp_path / "outside"
+    for folder in (top / "sub", outside):
+        folder.mkdir(exist_ok=True)
+        (folder / "key").write_text(folder.name)
+    real = walk_module._open
+
+    def swapped(name: str, at: int, path: str, more: int) -> int:
+        if name == "sub":
+            (top / "sub").rename(tmp_path / "away")
+            (top / "sub").symlink_to(outside)
+        return real(name, at, path, more)
+
+    monkeypatch.setattr(walk_module, "_open", swapped)
+    with refused("source-unreadable", top / "sub"):
+        tree_digest(top)

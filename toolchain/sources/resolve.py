@@ -34,7 +34,7 @@ from toolchain.sources.pypi import fetch_pypi, known_files, known_pypi, pypi_row
 from toolchain.sources.spec import FORMS, SourceSpec, users_path
 from toolchain.sources.store import Store
 from toolchain.sources.tags import remembered, resolved
-from toolchain.sources.tree import FetchedSource, Source, check_links, tree_digest
+from toolchain.sources.tree import FetchedSource, Source, check_links, digests_of, tree_digest
 from toolchain.sources.unpack import unpack_tar
 
 
@@ -290,7 +290,7 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
     if stored and store.stored_tree(digest, part=how.part.name) is None:
         how = replace(how, part=part_of(source.name, tests=True))
 
-    def unpack(dest: Path) -> None:
+    def unpack(dest: Path) -> str:
         part = how.part
         for entry in sorted(top.iterdir()):
             if entry.name == ".git" or not part.holds(entry.name):
@@ -304,8 +304,11 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
                 copy_tree(entry, dest / entry.name)
         fix = "remove the link, or name a clean copy: a git worktree, or URL@COMMIT"
         check_links(dest, what=str(top), fix=fix)
-        if tree_digest(top, _stat_cache(top, cache)) != digest:
+        # Somebody else may write to the tree, and let `cp` follow a link for a moment. The scan follows none.
+        whole, copied = digests_of(top, _stat_cache(top, cache), part)
+        if whole != digest:
             raise SourceError("source-changed", f"{top} changed while it was copied", fix="run the command again")
+        return copied
 
     path = store.tree(digest, unpack, part=how.part.name, verify=how.verify, take_brought=stored)
     info = store.tree_info(digest, part=how.part.name)

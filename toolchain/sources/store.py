@@ -105,7 +105,7 @@ class Store:
     def tree(
         self,
         digest: str,
-        unpack: Callable[[Path], None],
+        unpack: Callable[[Path], str | None],
         *,
         part: str = "",
         verify: bool = False,
@@ -118,7 +118,8 @@ class Store:
 
         Args:
             digest: the digest of the source (see `Source`).
-            unpack: a function that writes the tree into an empty folder.
+            unpack: a function that writes the tree into an empty folder, and may return the digest that the tree must
+                then have; SourceError is raised if it has another.
             part: the name of the part (`Part.name`) that `unpack` writes; empty for the whole source.
             verify: whether to read every file of a stored tree, but only once per process. Otherwise a file whose size,
                 times and inode are unchanged is trusted.
@@ -142,12 +143,18 @@ class Store:
             _discard(partial)
             partial.mkdir(parents=True)
             try:
-                unpack(partial)
+                wanted = unpack(partial)
                 normalise(partial)
                 info = scan_tree(partial, self._stat_cache(key), trust_cache=False)
                 if info.files == 0:
                     raise SourceError(
                         "source-empty", f"the source {digest} has no files", fix="check the specification of the source"
+                    )
+                if wanted is not None and info.digest != wanted:
+                    raise SourceError(
+                        "source-changed",
+                        f"the source {digest} changed while it was copied",
+                        fix="run the command again",
                     )
             except BaseException:
                 _discard(partial)

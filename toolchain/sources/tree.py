@@ -11,15 +11,17 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolchain.core import digest, strict_json
 from toolchain.core.amounts import tell
-from toolchain.core.digest import CHUNK, write_atomically
+from toolchain.core.digest import write_atomically
 from toolchain.core.errors import HostileInputError, PinError, SourceError
+from toolchain.sources.part import Part
 from toolchain.sources.spec import Kind, ref_of
+from toolchain.sources.walk import hash_file, target_of, walk
 
 LOG = logging.getLogger(__name__)
 # The hash of a file that changed within the last `_RACY_NS` nanoseconds is not cached, because another change within
@@ -146,7 +148,33 @@ def tree_digest(path: Path, stat_cache: Path | None = None) -> str:
     return scan_tree(path, stat_cache).digest
 
 
-def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool = True, expected: int = 0) -> TreeInfo:
+def digests_of(path: Path, stat_cache: Path, part: Part) -> tuple[str, str]:
+    """Return the digest of a tree, and the digest of a copy that has only `part` of it, from one scan of the tree."""
+    lines: list[tuple[bytes, bytes]] = []
+    whole = scan_tree(path, stat_cache, lines=lines).digest
+    kept = [line for line in lines if part.holds(os.fsdecode(line[0]))]
+    # A folder of which nothing is copied is an empty folder of the copy.
+    tops = {name.partition(b"/")[0] for name, _ in kept}
+    emptied = {top for name, _ in lines if (top := name.partition(b"/")[0]) not in tops and b"/" in name}
+    kept += [(top, b"d") for top in emptied if part.holds(os.fsdecode(top))]
+    return whole, _digest(kept)
+
+
+def _digest(lines: list[tuple[bytes, bytes]]) -> str:
+    hasher = hashlib.sha256()
+    for name, what in sorted(lines):
+        hasher.update(b"%b\0%b\0" % (name, what))
+    return f"sha256:{hasher.hexdigest()}"
+
+
+def scan_tree(
+    path: Path,
+    stat_cache: Path | None = None,
+    *,
+    trust_cache: bool = True,
+    expected: int = 0,
+    lines: list[tuple[bytes, bytes]] | None = None,
+) -> TreeInfo:
     """Return the digest and size of a tree.
 
     The digest covers the sorted relative paths of files, links and empty folders, the executable bit and SHA-256 of
@@ -157,20 +185,21 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
         stat_cache: a file that caches hashes of files by path, size, times and inode; it is created if missing.
         trust_cache: whether to use the hashes in `stat_cache`. Otherwise every file is read, and the cache is replaced.
         expected: the expected size in bytes, for progress messages; 0 if it is unknown.
+        lines: a list to which the path and the content of each entry are added, as the digest covers them.
     """
     known = _load_cache(stat_cache) if stat_cache is not None and trust_cache else {}
     fresh: dict[str, str] = {}
     young = time.time_ns() - _RACY_NS
-    lines: list[tuple[bytes, bytes]] = []
+    lines = [] if lines is None else lines
     count = total = 0
     try:
-        for rel, kind, entry in _walk(path):
+        for rel, kind, entry, at in walk(path):
             if kind == "d":
                 lines.append((os.fsencode(rel), b"d"))
                 continue
             count += 1
             if kind == "l":
-                lines.append((os.fsencode(rel), b"l" + os.fsencode(_target(entry))))
+                lines.append((os.fsencode(rel), b"l" + os.fsencode(target_of(entry, at))))
                 continue
             info = entry.stat(follow_symlinks=False)
             total += info.st_size
@@ -182,7 +211,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
                 content = remembered[len(key) :]
                 fresh[rel] = remembered
             else:
-                content = _hash_file(entry.path)
+                content = hash_file(entry.name, at, f"{path}/{rel}")
                 if max(info.st_mtime_ns, info.st_ctime_ns) < young:
                     fresh[rel] = key + content
             lines.append((os.fsencode(rel), (b"x" if info.st_mode & 0o111 else b"f") + content.encode()))
@@ -202,58 +231,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
                 path,
                 error.strerror,
             )
-    lines.sort()
-    hasher = hashlib.sha256()
-    for name, what in lines:
-        hasher.update(b"%b\0%b\0" % (name, what))
-    return TreeInfo(f"sha256:{hasher.hexdigest()}", count, total)
-
-
-def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
-    """Yield the relative path, the kind and the directory entry of every file, link and empty folder, in any order.
-
-    The kinds are `f`, `l` and `d`. Entries with the name `.git` are skipped.
-    """
-    todo: list[tuple[str, str, os.DirEntry[str] | None]] = [("", os.fspath(top), None)]
-    while todo:
-        prefix, folder, self_entry = todo.pop()
-        empty = True
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name == ".git":
-                    continue
-                empty = False
-                rel = prefix + entry.name
-                if entry.is_symlink():
-                    yield rel, "l", entry
-                elif entry.is_dir(follow_symlinks=False):
-                    todo.append((rel + "/", entry.path, entry))
-                elif entry.is_file(follow_symlinks=False):
-                    yield rel, "f", entry
-                else:
-                    raise SourceError(
-                        "special-file-in-source",
-                        f"{entry.path} is a socket, a pipe or a device",
-                        why="a source may only contain files, folders and links",
-                        fix="remove it, or give the source as a commit or an archive",
-                    )
-        if empty and self_entry is not None:
-            yield prefix[:-1], "d", self_entry
-
-
-def _target(entry: os.DirEntry[str]) -> str:
-    return os.readlink(entry.path)  # noqa: PTH115 - the path of an entry is a str
-
-
-def _hash_file(path: str) -> str:
-    hasher = hashlib.sha256()
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        while chunk := os.read(descriptor, CHUNK):
-            hasher.update(chunk)
-    finally:
-        os.close(descriptor)
-    return hasher.hexdigest()
+    return TreeInfo(_digest(lines), count, total)
 
 
 def _load_cache(path: Path) -> dict[str, str]:
@@ -331,7 +309,7 @@ def check_links(tree: Path, *, what: str = "", fix: str = _DO_NOT_USE) -> None:
     Args:
         what: the name of the tree for the message; the default is its path.
     """
-    links = {rel: _target(entry) for rel, kind, entry in _walk(tree) if kind == "l"}
+    links = {rel: target_of(entry, at) for rel, kind, entry, at in walk(tree) if kind == "l"}
     check_link_map(links, what=what or str(tree), fix=fix)
 
 
