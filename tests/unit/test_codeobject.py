@@ -66,8 +66,40 @@ def test_feature_bits_above_the_machine_number_are_ignored(tmp_path: Path) -> No
     check_object(path, "gfx942", "k")
 
 
+def with_sections(count: int) -> bytes:
+    """Return an acceptable code object, except that it has this number of sections, which are all in the file."""
+    content = bytearray(make_object("gfx942", "k"))
+    struct.pack_into("<H", content, 60, count)
+    return bytes(content) + bytes(64) * (count - 4)
+
+
+def with_symbols(count: int) -> bytes:
+    """Return an acceptable code object, except that it has this number of symbols, which are all in the file."""
+    content = bytearray(make_object("gfx942", "k"))
+    (first,) = struct.unpack_from("<Q", content, 40)
+    (offset,) = struct.unpack_from("<Q", content, first + 64 + 24)
+    symbols = content[offset : offset + 72]
+    struct.pack_into("<QQ", content, first + 64 + 24, len(content), count * 24)
+    return bytes(content + symbols) + bytes(24) * (count - 3)
+
+
 @pytest.mark.timeout(300)
-def test_code_object_with_an_endless_section_table_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "k.hsaco").write_bytes(endless(make_object("gfx942", "k"))["sections"])
-    with pytest.raises(KernelError):
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (endless(make_object("gfx942", "k"))["segments"], "too many sections or segments"),
+        (with_sections(4097), "too many sections or segments"),
+        (with_symbols(100_001), "too many symbols"),
+        # The first section states the number 2^60 only because the header states 0, which is read as no sections.
+        (endless(make_object("gfx942", "k"))["sections"], "no table of symbols"),
+    ],
+    ids=["segments", "sections", "symbols", "extended"],
+)
+def test_code_object_with_an_endless_table_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    for acceptable in (with_sections(4096), with_symbols(100_000)):
+        (tmp_path / "k.hsaco").write_bytes(acceptable)
         check_object(tmp_path / "k.hsaco", "gfx942", "k")
+    (tmp_path / "k.hsaco").write_bytes(content)
+    with refused("not-a-code-object") as caught:
+        check_object(tmp_path / "k.hsaco", "gfx942", "k")
+    assert why in caught.value.why
