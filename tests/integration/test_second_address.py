@@ -10,8 +10,9 @@ import http.server
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,15 @@ __all__ = ["archive", "signed"]
 FILE = "thing_1.0.orig.tar.xz"
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """A handler that serves a folder, without a log."""
+class Recording(http.server.SimpleHTTPRequestHandler):
+    """A handler that serves a folder, and records the path of each request instead of a log."""
+
+    def __init__(self, *given: Any, asked: list[str], directory: str) -> None:
+        self.asked = asked
+        super().__init__(*given, directory=directory)
+
+    def log_request(self, *_args: object) -> None:
+        self.asked.append(self.path)
 
     def log_message(self, *_args: object) -> None:
         return
@@ -46,12 +54,17 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @dataclass(frozen=True)
 class World:
-    """The archive and the second address, which have the file, and its row in the tool's data."""
+    """The archive and the second address, which have the file, and its row in the tool's data.
+
+    Attributes:
+        asked: the paths that were requested from the server of the second address, in order.
+    """
 
     archive: Archive
     second: Path
     row: Package
     cache: Cache
+    asked: list[str] = field(default_factory=list)
 
     @property
     def pool(self) -> Path:
@@ -78,7 +91,8 @@ def world(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copy(file, second / "file" / "copy")
     for module, name in ((reach, "RETRY_BACKOFF"), (downloads, "BACKOFF")):
         monkeypatch.setattr(module, name, 0.01)
-    handler = functools.partial(Quiet, directory=str(second))
+    asked: list[str] = []
+    handler = functools.partial(Recording, asked=asked, directory=str(second))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -93,7 +107,7 @@ def world(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         for module_ in (distro, resolve):
             monkeypatch.setattr(module_, "known_packages", lambda: (row,))
-        yield World(archive, second, row, Cache(tmp_path / "the cache"))
+        yield World(archive, second, row, Cache(tmp_path / "the cache"), asked)
         server.shutdown()
         thread.join()
 
@@ -104,8 +118,9 @@ def second_file(world: World) -> Path:
 
 
 def test_fetch_needs_no_second_address_while_the_mirror_has_the_file(world: World) -> None:
-    second_file(world).unlink()
+    """The second address has the file too, so a fetch that tries it first would succeed."""
     assert world.fetch().is_file()
+    assert world.asked == []
 
 
 @pytest.mark.parametrize("gone", ["version", "file", "archive"])
@@ -118,8 +133,22 @@ def test_file_that_the_mirror_lost_comes_from_the_second_address(world: World, g
         case "archive":
             shutil.rmtree(world.archive.root / "dists")
     assert world.fetch().is_file()
+    assert world.asked == ["/file/copy"]
     second_file(world).unlink()
     assert world.fetch(offline=True).is_file(), "it is in the store now"
+
+
+def test_addresses_are_tried_in_their_order_until_one_has_the_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (address,) = world.row.mirrors
+    row = replace(world.row, mirrors=(f"{address}-lost", address, f"{address}-later"))
+    for module in (distro, resolve):
+        monkeypatch.setattr(module, "known_packages", lambda: (row,))
+    shutil.copy(second_file(world), world.second / "file" / "copy-later")
+    world.forget()
+    assert world.fetch().is_file()
+    assert list(dict.fromkeys(world.asked)) == ["/file/copy-lost", "/file/copy"]
 
 
 def test_message_about_a_lost_file_says_how_to_provide_it(world: World) -> None:
@@ -168,3 +197,4 @@ def test_index_with_another_digest_is_refused(world: World, monkeypatch: pytest.
     monkeypatch.setattr(distro, "known_packages", lambda: (replace(world.row, sha256="0" * 64),))
     with refused("package-digest-mismatch"):
         world.fetch()
+    assert world.asked == [], "the second address could hide that the package changed"
