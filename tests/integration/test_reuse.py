@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -23,6 +24,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.registry import Registry
 from toolchain.pipeline.plan import find, plan
+from toolchain.pipeline.records import read_record
 from toolchain.pipeline.reuse import Reuse, reference, take
 from toolchain.pipeline.run import build
 from toolchain.request.model import Request
@@ -126,26 +128,61 @@ def test_reuse_only_exits_with_a_code_for_each_failure(two: Two, registry_host: 
     assert two.build("--public-key", public, "--reuse-only").code == 0
 
 
-def test_base_is_built_if_the_registry_is_unreachable(
-    two: Two, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[str] = []
+@pytest.fixture
+def built_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the build of a base by one of a single file, and return the list of the images that it builds."""
+    built: list[str] = []
 
     def by_hand(self: BaseStage, planned: Planned, dependencies: object, workspace: Workspace) -> Built:
-        calls.append(planned.image)
+        built.append(planned.image)
         tree = workspace.work() / "tree"
         (tree / "etc").mkdir(parents=True)
         (tree / "etc" / "os-release").write_text("ID=debian\n")
         return workspace.finish(planned, LayerContent(tree=tree, compress=False), facts={"packages": 1})
 
     monkeypatch.setattr(BaseStage, "build", by_hand)
-    request = Request(cache=two.other)
-    dead = RegistryRef(f"127.0.0.1:{free_port()}", "ns")
-    reuse = Reuse(place=dead, key=load_public(Path(f"{two.key}.pub")))
-    (built,) = build(request, "base", reuse=reuse)
-    assert (calls, built.reused, built.taken_from) == ([two.built.planned.image], False, "")
-    assert "so it is built here" in " ".join(capsys.readouterr().err.split())
-    assert plan(request, "base")[0].built is not None
+    return built
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("unreachable", "cannot be looked up"),
+        ("absent", "is not available"),
+        ("unsigned", "does not verify"),
+        ("signed by a stranger", "does not verify"),
+        ("changed on the way", "does not verify"),
+    ],
+)
+def test_base_is_built_if_the_registry_provides_no_verified_image(
+    two: Two, built_here: list[str], capsys: pytest.CaptureFixture[str], fault: str, reason: str
+) -> None:
+    """The bytes of the registry's image must not be in the result, although the registry has the image."""
+    place = two.place
+    with contextlib.ExitStack() as stack:
+        match fault:
+            case "unreachable":
+                place = RegistryRef(f"127.0.0.1:{free_port()}", "ns")
+            case "unsigned":
+                assert two.publish(two.one).code == 0
+            case "signed by a stranger":
+                assert two.publish(two.one, "--key", two.stranger).code == 0
+            case "changed on the way":
+                assert two.publish(two.one, "--key", two.key).code == 0
+                proxy = stack.enter_context(fault_proxy(place.host))
+                proxy.faults.append(Fault("flip", "GET", "/blobs/", times=-1, after=5))
+                place = RegistryRef(proxy.host, place.repository)
+        request, reuse = Request(cache=two.other), Reuse(place=place, key=load_public(Path(f"{two.key}.pub")))
+        capsys.readouterr()
+        (built,) = build(request, "base", reuse=reuse)
+    assert (built_here, built.reused, built.taken_from) == ([two.built.planned.image], False, "")
+    assert built.manifest != two.built.manifest
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{reason}, so it is built here" in told
+    there = plan(request, "base")[0].built
+    assert there is not None
+    assert there.manifest == built.manifest
+    assert read_record(two.other, built.input_digest).taken_from is None
 
 
 class Shelf:
