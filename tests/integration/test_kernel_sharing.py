@@ -9,10 +9,13 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,14 +26,14 @@ from tests.kernel_fixtures import local_executor
 from tests.refusals import refused
 from toolchain.core.digest import sha256_file
 from toolchain.kernels.bounds import Limits
-from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.campaign import REPORT, CampaignResult, run_campaign
 from toolchain.kernels.cluster_worker import Compiler
-from toolchain.kernels.ledger import Ledger, reproducible
-from toolchain.kernels.pool import CompileSetup
+from toolchain.kernels.ledger import DONE, Ledger, look, reproducible
+from toolchain.kernels.pool import CompileSetup, Outcome
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.result_name import Naming
-from toolchain.kernels.result_store import KernelStore
-from toolchain.kernels.rules import RuleSet
+from toolchain.kernels.result_store import KernelStore, Result, read_record
+from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.worker_process import Worker
@@ -126,6 +129,90 @@ def test_dask_worker_equals_one_machine_after_a_killed_process(
     assert desk.files() == local[0]
     assert reproducible(result.entries) == reproducible(local[1].entries)
     assert result.about == local[1].about
+
+
+@pytest.mark.parametrize("false", ["another compiler", "another kernel", "another GPU", "changed bytes"])
+def test_false_result_in_a_store_is_compiled_again(
+    local: tuple[Files, CampaignResult], stores: list[KernelStore], python: str, tmp_path: Path, false: str
+) -> None:
+    copies = [KernelStore(shutil.copytree(store.root, tmp_path / store.root.name)) for store in stores]
+    machine, merging = Machine(tmp_path / "machine", python), Machine(tmp_path / "merging", python)
+    shared = SharedResults(copies, machine.naming())
+    results = {(rule.kernel, rule.target): found(shared, rule) for rule in machine.rules()}
+    rule = next(rule for rule in machine.rules() if (rule.kernel, rule.target) == ("vector_add", "gfx942"))
+    store, result = results["vector_add", "gfx942"]
+    other, foreign = results["error_function", "gfx942"][1], results["vector_add", "gfx1100"][1]
+    records = {
+        "another compiler": replace(result, inputs={**result.inputs, "triton": ["sha256:" + "b" * 64]}).record(),
+        "another kernel": replace(result, code=other.code).record(),
+        "another GPU": replace(result, code=foreign.code).record(),
+        "changed bytes": result.record()[:-1] + b"!",
+    }
+    store.add(shared.name(rule), records[false], replace=True)
+
+    with refused("kernels-missing"):
+        Machine(tmp_path / "only", python).share(copies, only=True)
+    files, campaign = machine.share(copies)
+    assert files == local[0]
+    assert reproducible(campaign.entries) == reproducible(local[1].entries)
+    assert (campaign.shared["taken"], campaign.shared["damaged"], machine.started) == (3, 1, 1)
+    # The second store still has the false result if it was there, but the first store has the new one.
+    assert merging.share(copies, only=True)[0] == local[0]
+
+
+def found(shared: SharedResults, rule: Rule) -> tuple[KernelStore, Result]:
+    """Return the result of a rule and the store that has it."""
+    name = shared.name(rule)
+    ((store, record),) = [(store, record) for store in shared.stores for _, record in store.fetch([name])]
+    return store, read_record(record or b"", shared.naming.inputs(rule))
+
+
+@pytest.fixture(scope="module")
+def answered(python: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return what a Dask worker returns for the rules."""
+    machine = Machine(tmp_path_factory.mktemp("answered"), python)
+    out = machine.root / "out"
+    out.mkdir()
+    setup = CompileSetup(start=machine.worker, naming=machine.naming(), out=out, source=str(machine.root))
+    with Standin(Compiler(setup, slots=1, limits=Limits(timeout=300))) as compiler:
+        return compiler.compile(machine.rules())
+
+
+class FalseAnswers(Direct):
+    """An executor whose worker answers the first rule falsely, with the second rule's object or a changed object."""
+
+    def __init__(self, answered: Any, false: str) -> None:
+        compiler: Any = SimpleNamespace(compile=lambda _: answered)
+        super().__init__(compiler)
+        self.false = false
+
+    def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
+        first, second, *others = super().run(rules, tree, out)
+        code = {"another object": second["code"], "changed bytes": first["code"][:-1] + b"!", "no object": b""}[
+            self.false
+        ]
+        # Only the digest shows that bytes were changed on the way, so the worker states the digest of the true object.
+        digest = first["sha256"] if self.false == "changed bytes" else hashlib.sha256(code).hexdigest()
+        yield {**first, "code": code, "sha256": digest}
+        yield from (second, *others)
+
+
+@pytest.mark.parametrize("false", ["another object", "changed bytes", "no object"])
+def test_false_answer_of_a_dask_worker_fails_only_its_kernel(
+    local: tuple[Files, CampaignResult], answered: Any, python: str, tmp_path: Path, false: str
+) -> None:
+    desk, store = Machine(tmp_path / "desk", python), KernelStore(tmp_path / "store")
+    shared = SharedResults([store], desk.naming())
+    with Ledger(desk.root / "ledger.sqlite") as ledger, refused("kernels-failed"):
+        run_campaign(
+            desk.rules(), FalseAnswers(answered, false), ledger, desk.root / "out", worker_tree="/", shared=shared
+        )
+    failed, *done = [entry.out for entry in look(desk.root / "ledger.sqlite").entries if entry.status != DONE]
+    assert done == []
+    lost = {failed, str(Path(failed).with_suffix(".json"))}
+    assert desk.files() == {path: digest for path, digest in local[0].items() if path not in {*lost, REPORT}}
+    lacking = shared.lacking(desk.rules())
+    assert [rule.out for rule in lacking] == [failed], "a false result must not be shared"
 
 
 def kill_once(patch: pytest.MonkeyPatch) -> None:
