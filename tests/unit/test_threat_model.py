@@ -61,11 +61,11 @@ HELD = {
             "tests/unit/test_file_sets.py::test_process_serves_one_set_of_files_and_has_a_separate_folder"),
     "T16": ("tests/unit/test_cluster.py::test_scheduler_without_tls_outside_of_loopback_is_refused",
             "tests/integration/test_cluster.py::test_scheduler_accepts_only_tls_certificates_of_its_authority"),
-    "T17": ("tests/unit/test_verify.py::test_source_only_refuses_prebuilt_inputs_that_are_not_allowed",
+    "T17": ("tests/unit/test_verify_provenance.py::test_source_only_refuses_prebuilt_inputs_that_are_not_allowed",
             "tests/unit/test_intake.py::test_libdevice_is_allowed_by_name_and_amd_bitcode_replaced_by_default"),
     "T18": ("tests/integration/test_isolation.py::test_probe_reports_user_ids_of_the_caller",),
     "T19": ("tests/unit/test_console.py::test_control_characters_are_escaped_in_text_output",),
-    "T20": ("tests/unit/test_verify.py::test_image_too_old_or_from_the_future_is_refused",),
+    "T20": ("tests/unit/test_verify_provenance.py::test_image_too_old_or_from_the_future_is_refused",),
     "T21": ("tests/unit/test_private.py::test_other_user_cannot_read_a_private_tree_in_the_store",
             "tests/unit/test_private.py::test_existing_cache_is_made_private"),
 }  # fmt: skip
