@@ -1,178 +1,34 @@
-"""Tests of Triton caches that the real Triton compiles ahead of time, and of their images for MCV.
-
-In a test whose name says "missed", Triton looks for the kernels in a new process.
-"""
+"""Tests of Triton caches that the real Triton compiles ahead of time, and of kernels that Triton misses in them."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.kernel_fixtures import local_executor
 from tests.refusals import refused
+from tests.triton_cache_fixtures import CALLS, FOUR, Cache, cache, call, command, environment, made
 from toolchain.core import cache as places
-from toolchain.core.errors import (
-    ContractError,
-    DigestError,
-    KernelError,
-    UnsupportedError,
-)
-from toolchain.core.process import piped
-from toolchain.core.recipe import root
-from toolchain.kernels.cache_entries import (
-    LAUNCHES,
-    Entry,
-    dummy_key,
-    entry_folder,
-    key_label,
-    labels,
-    lay_out,
-    write_manifest,
-)
-from toolchain.kernels.cache_image import TritonCache, read_cache, require_hit
-from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
-from toolchain.kernels.campaign import run_campaign
-from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.rules import Rule, RuleSet
-from toolchain.kernels.shards import shard_of
-from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.worker_process import MakeWorker
-from toolchain.oci import labels as names
-from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.image import ImageSpec, add_layer, write_image
-from toolchain.oci.layer import compress, write_layer
-from toolchain.oci.layout import Layout
+from toolchain.core.errors import KernelError
+from toolchain.kernels.cache_entries import LAUNCHES, entry_folder, lay_out
+from toolchain.kernels.cache_image import require_hit
+from toolchain.kernels.calls import Call, by_gpu, in_orders
 from toolchain.request.model import Request
 from toolchain.stages import kernel_workers, triton_cache
-from toolchain.stages.triton_cache import _not_served, _require_any, _require_compiled, _unpack, outcomes_of
+from toolchain.stages.triton_cache import _not_served, _require_any, _require_compiled, _unpack
 
-TESTS = Path(__file__).resolve().parents[1]
-CALLS = root() / "containerfiles/triton-cache/calls.py"
+__all__ = ["cache"]  # the fixture
+
 pytest.importorskip("triton")
-
-
-def call(direction: str, dtype: str = "bf16", seq: int = 128) -> Call:
-    return Call(gpu="gfx942", rows=({"direction": direction, "dtype": dtype, "seq": seq},))
-
-
-FOUR = [call(direction, dtype) for direction in ("forward", "backward") for dtype in ("bf16", "fp16")]
-
-
-def command(lds: int = 65536) -> list[str]:
-    return [sys.executable, os.fspath(CALLS), "gfx942", str(lds), "small_calls"]
-
-
-def environment(cache: Path, **more: str) -> dict[str, str]:
-    paths = os.pathsep.join([*filter(None, [more.pop("site", "")]), os.fspath(TESTS / "standin_wheel")])
-    return {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": os.fspath(cache), **more}
-
-
-def starting(folder: Path) -> MakeWorker:
-    """Return a function that starts a worker as the stage does; the Triton of the worker writes to `folder/made`."""
-
-    def start(_files: str, _out: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-        launches = folder / "made" / LAUNCHES
-        launches.mkdir(parents=True, exist_ok=True)
-        more = {"TRITON_STORE_BINARY_ONLY": "1", "CALLS_LAUNCHES": os.fspath(launches)}
-        return piped(
-            [sys.executable, os.fspath(CALLS.with_name("worker.py"))], env=environment(folder / "made", **more)
-        )
-
-    return start
-
-
-def rules(calls: Sequence[Call], lds: int = 65536) -> list[Rule]:
-    return [replace(rule_of(one, "small_calls"), options=(("lds", lds),)) for one in calls]
-
-
-def made(
-    calls: Sequence[Call], folder: Path, *, lds: int = 65536, count: Callable[[int, int, str], None] | None = None,
-    shared: SharedResults | None = None, part: tuple[int, int] | None = None,
-) -> tuple[list[Outcome], Mapping[str, Any]]:  # fmt: skip
-    """Compile calls, or with `part` those of a shard, and return their outcomes and the workers' facts about Triton."""
-    with Ledger(folder / "calls.sqlite") as ledger:
-        executor = local_executor(starting(folder), workers=1)
-        shard = shard_of(RuleSet(tuple(rules(calls, lds)), len(calls)), part, shared)
-        result = run_campaign(
-            shard.rules, executor, ledger, folder, worker_tree=os.fspath(TESTS / "standin_wheel"), keep_going=True,
-            on_count=count, shared=shared,
-        )  # fmt: skip
-        shard.finish(shared, result.entries)
-    return outcomes_of(result, calls, folder)
-
-
-@dataclass(frozen=True)
-class Cache:
-    """A cache of four kernels, as a folder and as an image."""
-
-    outcomes: list[Outcome]
-    about: Mapping[str, Any]
-    entries: list[Entry]
-    folder: Path
-
-    @property
-    def mount(self) -> Path:
-        """Return the path at which Triton uses the cache."""
-        return self.folder / "mount"
-
-    @property
-    def tree(self) -> Path:
-        """Return the folder that becomes the layer of the image."""
-        return self.folder / "tree"
-
-    def labels(self) -> dict[str, str]:
-        """Return the labels that the stage writes."""
-        return {
-            **labels(self.entries),
-            names.CACHE_MOUNT: os.fspath(self.mount),
-            names.CACHE_TRITON_KEY: f"sha256:{self.about['triton_key']}",
-            names.CACHE_TRITON_PATH: self.about["path"],
-            names.CACHE_CALLS: json.dumps([outcome.call.name for outcome in self.outcomes]),
-        }
-
-    def read(self) -> TritonCache:
-        """Write an image, and return the cache that `read_cache` reads from it."""
-        return read_cache(*image(self.folder / "image", self.tree, self.labels()))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    folder = tmp_path_factory.mktemp("cache")
-    outcomes, about = made(FOUR, folder)
-    assert [outcome.entry.reason for outcome in outcomes] == [""] * 4
-    kernels = [(outcome.call.gpu, *kernel) for outcome in outcomes for kernel in outcome.kernels]
-    # The layer must contain neither the remains of an interrupted compile nor an entry that belongs to no call.
-    (folder / "made" / entry_folder(kernels[0][2]) / "tmp.pid_7_0").mkdir()
-    (folder / "made" / entry_folder("00" * 32)).mkdir()
-    entries = lay_out(folder / "made", kernels, folder / "tree", os.fspath(folder / "mount"))
-    write_manifest(entries, folder / "tree", about["mcv_key"])
-    shutil.copytree(folder / "tree/io.triton.cache", folder / "mount")
-    return Cache(outcomes, about, entries, folder)
-
-
-def image(folder: Path, tree: Path, labels: Mapping[str, str], *, packed: str = "gzip") -> tuple[Layout, Descriptor]:
-    """Write an image of one layer to a new layout, and return both."""
-    shutil.rmtree(folder, ignore_errors=True)
-    layout = Layout(folder / "layout").ensure()
-    layer = write_layer(tree, folder / "layer.tar")
-    blob = compress(layer, folder / "blob", packed)  # type: ignore[arg-type]
-    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=labels)
-    manifest = write_image(layout, spec)
-    layout.tag(manifest, "cache")
-    return layout, manifest
 
 
 def looked_for(cache: Path, folder: Path, calls: Sequence[Call] = FOUR[:1], **env: str) -> tuple[Any, list[bool]]:
@@ -282,7 +138,7 @@ def test_fresh_drops_a_damaged_entry(
         lay_out(out / "made", [("gfx942", name, hash_)], tmp_path / "tree", "/mount")
 
 
-# Tests of kernels that Triton misses, which `require_hit` reports beforehand where it can.
+# Kernels that Triton misses in a new process, which `require_hit` reports beforehand where it can.
 
 
 def test_kernel_of_another_sequence_length_is_a_cache_miss(cache: Cache, tmp_path: Path) -> None:
@@ -322,118 +178,6 @@ def test_moved_cache_causes_a_cache_miss(cache: Cache, tmp_path: Path) -> None:
     with refused("cache-other-folder"):
         require_hit(cache.read(), about)
     assert hits == [False]
-
-
-# The format of MCV.
-
-
-def test_dummy_key_equals_that_of_mcv() -> None:
-    """The expected key was computed with sha256sum from the parts that the source of MCV names."""
-    metadata = {"target": {"backend": "hip", "arch": "gfx942", "warp_size": 64}, "num_stages": 1, "num_warps": 4}
-    assert (
-        dummy_key(metadata, "unknown-triton-key") == "bf30a07105e04b07961aa66e0afc0ac3f1ee6155acf33e3c928166de4bafd2fd"
-    )
-
-
-def test_cache_of_an_old_triton_needs_a_label_with_its_key(cache: Cache, tmp_path: Path) -> None:
-    tree = Path(shutil.copytree(cache.tree, tmp_path / "tree"))
-    shutil.rmtree(tree / "io.triton.manifest")
-    write_manifest(cache.entries, tree, "3.4.0-abc")
-    old = {**cache.labels(), **key_label("3.4.0-abc")}
-    assert read_cache(*image(tmp_path / "image", tree, old)).entries == len(cache.entries)
-    assert key_label(cache.about["mcv_key"]) == {}
-    for other in ({}, key_label("3.4.0-other")):
-        with refused("cache-mcv-unfit"):
-            read_cache(*image(tmp_path / f"image{len(other)}", tree, cache.labels() | other))
-
-
-Damage = Callable[[Path, dict[str, str]], object]
-
-
-def append(name: str, text: str) -> Damage:
-    return lambda tree, _: next(tree.rglob(name)).write_text(next(tree.rglob(name)).read_text() + text)
-
-
-def swap(name: str, old: str, new: str) -> Damage:
-    return lambda tree, _: next(tree.rglob(name)).write_text(next(tree.rglob(name)).read_text().replace(old, new))
-
-
-def no_paths(group: Path) -> None:
-    """Write a group of the same size whose paths are a number."""
-    group.write_text(f'{{"child_paths":5{" " * (group.stat().st_size - 17)}}}')
-
-
-@pytest.mark.parametrize(
-    ("damage", "what"),
-    [
-        (append("scale.source", " "), "cache-size-bytes is wrong"),
-        (lambda _, labels: labels.update({"cache.triton.image/entry-count": "5"}), "entry-count is wrong"),
-        (lambda _, labels: labels.pop("cache.triton.image/entry-count"), "this image is not a Triton cache"),
-        (swap("manifest.json", "gfx942", "gfx950"), "its manifest does not match"),
-        (swap("manifest.json", '"dummy_key":"', '"dummy_key":"0'), "its manifest does not match"),
-        (swap("delta.json", '"gfx942"', '"gfx940"'), "names other GPUs"),
-        (swap("__grp__delta.json", "/mount/", "/other/"), "is not for"),
-        (swap("__grp__delta.json", "delta.source", "delta.others"), "names other files"),
-        (lambda tree, _: next(tree.rglob("scale.json")).parent.rename(tree / "io.triton.cache/ABC"), "does not look"),
-        (lambda tree, _: (tree / "README").write_text("here"), "that MCV does not extract"),
-        (lambda tree, _: (tree / "io.triton.cache/link").symlink_to("/etc/passwd"), "does not extract"),
-        (lambda tree, _: (tree / "io.triton.manifest/manifest.json").write_text("{"), "cannot be read"),
-        (lambda tree, _: (tree / "io.triton.manifest/manifest.json").write_text('{"triton":5}'), "cannot be read"),
-        (lambda tree, _: no_paths(next(tree.rglob("__grp__delta.json"))), "__grp__delta.json cannot be read"),
-        (lambda _, labels: labels.update({names.CACHE_CALLS: "junk"}), "list of calls cannot be read"),
-        (lambda _, labels: labels.update({names.CACHE_CALLS: "[5]"}), "list of calls cannot be read"),
-        (lambda _, labels: labels.update({names.CACHE_CALLS: '["gfx1151/a"]'}), "list of calls cannot be read"),
-    ],
-)
-def test_error_names_the_broken_rule_of_an_image(cache: Cache, tmp_path: Path, damage: Damage, what: str) -> None:
-    tree = Path(shutil.copytree(cache.tree, tmp_path / "tree"))
-    labels = cache.labels()
-    damage(tree, labels)
-    with pytest.raises(ContractError) as raised:
-        read_cache(*image(tmp_path / "image", tree, labels))
-    assert what in str(raised.value)
-
-
-@pytest.mark.parametrize("packed", ["none", "zstd"])
-def test_layer_with_another_compression_is_refused(cache: Cache, tmp_path: Path, packed: str) -> None:
-    if packed == "zstd" and shutil.which("zstd") is None:
-        pytest.skip("zstd is not installed: apt-get install zstd")
-    with refused("cache-mcv-unfit"):
-        read_cache(*image(tmp_path, cache.tree, cache.labels(), packed=packed))
-
-
-@pytest.mark.parametrize("wheel", ["vllm", "aiter"])
-def test_module_has_exactly_the_functions_in_the_table_of_calls(wheel: str) -> None:
-    table = calls_of(wheel)
-    tree = ast.parse((CALLS.parent / f"{table.module}.py").read_text())
-    (made_,) = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_FUNCTIONS"
-    ]
-    assert isinstance(made_, ast.Dict)
-    names_ = [ast.literal_eval(key) for key in made_.keys if key is not None]
-    assert sorted(names_) == sorted({name for row in table.call for name in row["function"]})
-
-
-# The list of calls.
-
-
-@pytest.mark.parametrize("ask", [lambda: calls_of("torch"), lambda: listed(calls_of("flash-attn"), ["gfx90a"])])
-def test_unlisted_wheel_or_gpu_is_refused(ask: Callable[[], object]) -> None:
-    with pytest.raises(UnsupportedError):
-        ask()
-
-
-def test_a_layer_with_other_bytes_than_its_digest_is_refused(cache: Cache, tmp_path: Path) -> None:
-    layout, manifest = image(tmp_path / "image", cache.tree, cache.labels())
-    _, layer = layout.children(manifest)
-    blob = layout.blob(layer.digest)
-    content = bytearray(blob.read_bytes())
-    content[9] ^= 1  # the OS byte of gzip's header, which does not change the unpacked bytes
-    blob.write_bytes(content)
-    with pytest.raises(DigestError):
-        read_cache(layout, manifest)
 
 
 def test_worker_exits_with_the_code_of_calls_that_ended_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

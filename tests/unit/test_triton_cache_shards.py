@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.refusals import refused
-from tests.unit.test_triton_cache import FOUR, TESTS, call, made
+from tests.triton_cache_fixtures import FOUR, TESTS, call, made
 from toolchain.core.errors import KernelError
 from toolchain.kernels.cache_entries import check_made, entry_folder, lay_out, unpack
 from toolchain.kernels.calls import Call, Outcome, in_orders
