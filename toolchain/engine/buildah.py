@@ -24,10 +24,11 @@ from toolchain.engine import container_limits, relay, view
 from toolchain.engine import isolation as isolating
 from toolchain.engine.attended import attended
 from toolchain.engine.judge import build_error, require_inside
+from toolchain.engine.link_jobs import limit_links
 from toolchain.engine.probe import probe
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
-from toolchain.engine.storage import KILLED, Storage, build_tag, cache_mounts, discard, limit_links, remove_tree
+from toolchain.engine.storage import KILLED, Storage, build_tag, cache_mounts, discard, remove_tree
 from toolchain.engine.variation import Variation
 
 LOG = logging.getLogger(__name__)

@@ -27,7 +27,6 @@ from toolchain.core import process, strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import EngineError
-from toolchain.core.filesystem import read_regular
 from toolchain.core.locks import free, kept
 from toolchain.core.process import RunOptions
 from toolchain.core.recipe import CCACHE_MOUNT, Mount
@@ -39,8 +38,6 @@ LOG = logging.getLogger(__name__)
 
 INSTALL = "apt-get install buildah"
 DELETED = ".deleted"
-_LARGEST_CMAKE_CACHE = 16 << 20  # bytes; the one of an LLVM build has about 300 KB
-_LINKS = re.compile(rb"^LLVM_PARALLEL_LINK_JOBS:[A-Z]+=(\d{1,9})$", re.MULTILINE)
 # This file marks the folder of an invocation whose buildah was killed. The folder is kept, so that a later invocation
 # removes the containers that buildah left.
 KILLED = "killed"
@@ -80,20 +77,6 @@ def cache_mounts(cache: Cache, identity: str) -> list[Path]:
     parents = (cache.mounts / "buildah-cache", cache.mounts / "buildah-cache-0")
     places = [parent / name for parent in parents for name in names]
     return [place for place in places if place.is_dir()]
-
-
-def limit_links(place: Path, jobs: int) -> None:
-    """Have a cached LLVM build tree configured again if it may run more than `jobs` links at once.
-
-    CMake writes the number into the build files, and a resumed build keeps them. The memory may since have become less.
-    Without its stamp, containerfiles/llvm/build.sh configures a tree again, and ninja keeps what is built.
-    """
-    for stamp in (place / "toolchain-stamp", *place.glob("*/toolchain-stamp")):
-        with contextlib.suppress(OSError):  # a build may have put a link, a folder or a huge file here
-            cached = read_regular(stamp.with_name("CMakeCache.txt"), _LARGEST_CMAKE_CACHE, within=place)
-            found = _LINKS.search(cached)
-            if found is not None and int(found[1]) > jobs:
-                stamp.unlink()
 
 
 def process_identity(pid: int) -> str | None:
