@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,6 +88,25 @@ def test_malformed_plan_line_is_refused(tmp_path: Path, extra: str, error: str) 
     folder = plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra)
     with refused(error):
         read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+
+
+@pytest.mark.parametrize("kind", ["zeros", "link"])
+@pytest.mark.parametrize("name", ["Bare.compile", "Bare.cluster", "aks2/amd-gfx942/flash/attn/c1.nsv"])
+def test_plan_of_zeros_or_outside_of_its_folder_is_not_read(tmp_path: Path, name: str, kind: str) -> None:
+    """A file of 60 GB may take no place on the disk of the hostile generator that writes it."""
+    file = plan_of(tmp_path / "p", {"c1": ["a"]}) / name
+    if kind == "zeros":
+        os.truncate(file, 65 << 20)
+    else:
+        file.rename(tmp_path / "outside")
+        file.symlink_to(tmp_path / "outside")
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceError):
+            read_plan(tmp_path / "p", tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_modules_that_import_a_kernel_from_each_other_are_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import io
+import os
 import struct
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from tests.refusals import refused
-from toolchain.stages.elf import linked_of
+from toolchain.stages import elf as elf_module
+from toolchain.stages.elf import linked_of, read_linked
 
 
 def test_section_with_too_many_versions_is_refused() -> None:
@@ -36,3 +38,14 @@ def test_damaged_section_header_is_refused(field: int, form: str, value: int) ->
     struct.pack_into(form, content, elf["e_shoff"] + number * elf["e_shentsize"] + field, value)
     with refused("not-an-elf"):
         linked_of("library", bytes(content))
+
+
+def test_library_of_gigabytes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile build can leave a file of 60 GB that takes no place on the disk."""
+    library = tmp_path / "lib.so"
+    library.write_bytes(Path(_ctypes.__file__).read_bytes())
+    assert "libc.so.6" in read_linked(library).needed
+    os.truncate(library, 1 << 24)
+    monkeypatch.setattr(elf_module, "LARGEST", 1 << 23)
+    with refused("not-an-elf", "cannot be read"):
+        read_linked(library)

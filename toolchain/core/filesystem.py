@@ -66,13 +66,19 @@ def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes
     """
     with open_regular(path, within=within) as stream:
         size = os.fstat(stream.fileno()).st_size
+        if size > limit:
+            raise _too_large(path, limit)
         # One more byte is read, because it shows whether the file is larger than its reported size.
-        content = stream.read(min(size, limit) + 1)
-        if len(content) > size and size <= limit:  # the file has grown, or reports the size 0, as files in /proc may
+        content = stream.read(size + 1)
+        if len(content) > size:  # the file has grown, or reports the size 0, as files in /proc may
             content = b"".join([content, *_rest(stream, limit + 1 - len(content))])
     if len(content) > limit:
-        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+        raise _too_large(path, limit)
     return content
+
+
+def _too_large(path: Path, limit: int) -> OSError:
+    return OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
 
 
 def _rest(stream: BinaryIO, most: int) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ library contains the kernels. The files contain absolute paths from the build th
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ from typing import TypeGuard
 from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.catalog.gpus import check_gpu
 from toolchain.core.errors import KernelError, SourceError
+from toolchain.core.filesystem import open_regular, read_regular
 from toolchain.core.pages import page
 from toolchain.kernels.rules import Rule, RuleSet, Value, arguments_of, parsed
 
@@ -30,6 +32,8 @@ COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", re.ASCII)
+_LONGEST_LINE = 16 << 20  # the maximum number of characters in a line of a plan
+_LARGEST_MANIFEST = 64 << 20  # the maximum size of a manifest in bytes
 _WAVES = 1  # the waves per EU for a release whose compile script does not pass them on
 _REPORT = (
     f"use an AOTriton that is tested according to {page('docs/compatibility.md')}; if this one is, report the error"
@@ -159,10 +163,13 @@ def _malformed(what: str, why: str) -> SourceError:
 
 
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
-    # The file is read line by line, because the file for all GPUs is several hundred megabytes.
+    # The file is read line by line, because the file for all GPUs is several hundred megabytes. The lines are limited,
+    # because a hostile generator can write a file of zeros that takes no place on the disk.
     try:
-        with path.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, 1):
+        with io.TextIOWrapper(open_regular(path, within=path.parent), encoding="utf-8") as stream:
+            for number, line in enumerate(iter(lambda: stream.readline(_LONGEST_LINE + 1), ""), 1):
+                if len(line) > _LONGEST_LINE:
+                    raise _malformed(f"{path.name}:{number} is too long", f"more than {_LONGEST_LINE} characters")
                 fields = line.rstrip("\n").split(";")
                 if len(fields) < least:
                     raise _malformed(
@@ -203,7 +210,9 @@ def _folder_below(folder: str, top: str) -> str:
 def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return, for each file that a manifest lists, its path below the build folder and its name in the archive."""
     try:
-        rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [
+            line.split("\0") for line in read_regular(path, _LARGEST_MANIFEST, within=path.parent).decode().splitlines()
+        ]
     except (OSError, UnicodeDecodeError) as error:
         why = str(error.strerror) if isinstance(error, OSError) else "it is not UTF-8"
         raise SourceError(

@@ -14,8 +14,9 @@ from toolchain.catalog.floors import Floor
 from toolchain.catalog.release_data import numbers
 from toolchain.catalog.rocm import Stub
 from toolchain.core.errors import ContractError
+from toolchain.core.filesystem import read_regular
 from toolchain.core.zips import dist_info, open_wheel
-from toolchain.stages.elf import Linked, linked_of, read_linked
+from toolchain.stages.elf import LARGEST, Linked, linked_of, read_linked
 
 _MANYLINUX = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)")
 _ELF_MACHINES = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64", "ppc64le": "EM_PPC64", "s390x": "EM_S390"}
@@ -117,7 +118,10 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
         digits) and the size of the file, the revision, the symbols that the library exports, the libraries that it
         needs, and the newest version of glibc that it needs.
     """
-    content = library.read_bytes()
+    try:
+        content = read_regular(library, LARGEST)
+    except OSError:
+        content = b""  # `linked_of` refuses it
     binary = linked_of(library.name, content)
     has, wanted, inside = set(binary.exports), set(exports), {match.decode() for match in _REVISION.findall(content)}
     faults = [fault for fault in (_misfit(binary, arch, glibc),) if fault]

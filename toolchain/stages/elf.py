@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from elftools.elf.sections import SymbolTableSection
 
 from toolchain.catalog.release_data import numbers
 from toolchain.core.errors import ContractError
+from toolchain.core.filesystem import read_regular
 
 _HIDDEN, _GLOBAL = 0x8000, 1
 
@@ -52,10 +54,14 @@ class Linked:
         return max((numbers(node) for node in nodes if node[:1].isdigit()), default=())
 
 
+LARGEST = 4 << 30
+"""The limit in bytes for a library that a build made, because it is read into memory."""
+
+
 def read_linked(path: Path) -> Linked:
     """Return the dynamic linking information of a library; raise ContractError if it has none or cannot be read."""
     try:
-        content = path.read_bytes()
+        content = read_regular(Path(os.path.realpath(path)), LARGEST)
     except OSError as error:
         raise _damaged(path.name, "it cannot be read") from error
     linked = linked_of(path.name, content)
