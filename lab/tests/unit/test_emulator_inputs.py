@@ -18,6 +18,7 @@ from tests.kernel_fixtures import endless, make_object
 from tests.refusals import refused
 from toolchain.cli.app import app
 from toolchain_lab import bridge
+from toolchain_lab.cli import emulate_cmd
 from toolchain_lab.emulator import codeobject, messagepack
 from toolchain_lab.emulator.disassembly import Line
 from toolchain_lab.emulator.errors import (
@@ -206,3 +207,18 @@ def test_json_that_is_a_device_or_a_pipe_is_refused(tmp_path: Path) -> None:
 def test_metadata_of_millions_of_empty_values_is_refused() -> None:
     with pytest.raises(ValueError, match="many"):
         messagepack.unpack(b"\xdd\x00\x3d\x09\x00" + b"\x80" * 4_000_000)
+
+
+def test_buffers_are_written_only_to_the_given_folder(tmp_path: Path) -> None:
+    """The code object names its arguments, and another user may have left a link in the folder."""
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    kept.write_text("kept")
+    out.mkdir()
+    (out / "a.npy").symlink_to(kept)
+    emulate_cmd._write(out, {"a": np.arange(3)})
+    assert np.load(out / "a.npy").tolist() == [0, 1, 2]
+    for name in ("../evil", str(tmp_path / "evil")):
+        with refused("output-unwritable", name):
+            emulate_cmd._write(out, {"b": np.arange(3), name: np.arange(3)})
+    assert kept.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.rglob("*.npy")) == ["a.npy"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import tempfile
 from collections import Counter
@@ -15,6 +16,7 @@ import typer
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.errors import ConfigError, EmulationError, NumbersError
+from toolchain.core.filesystem import NewFile
 from toolchain.request import option_values
 from toolchain_lab.bridge import described, disassembler, load, require_numpy, translated, translation
 
@@ -308,8 +310,12 @@ def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if odd := [name for name in buffers if "/" in name]:  # the metadata of the code object gives the names
+            raise OSError(errno.EINVAL, f"the file of the buffer {odd[0]!r} would be outside of it")
         for name, buffer in buffers.items():
-            np.save(folder / f"{name}.npy", buffer, allow_pickle=False)
+            with NewFile(folder / f"{name}.npy") as new:
+                np.save(new.stream, buffer, allow_pickle=False)
+                new.finish(flush=False)
     except OSError as error:
         raise ConfigError(
             "output-unwritable",
