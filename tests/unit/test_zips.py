@@ -21,9 +21,12 @@ from toolchain.core.zips import open_wheel, open_zip
 from toolchain.stages.triton_wheel import unzip
 
 NAMES = {
-    "dot": ("./a", "a"), "slashes": ("a//b", "a/b"), "case": ("A/x", "a/x"), "case of folders": ("A/", "a/x", "a/"),
-    "file and folder": ("a", "a/b"), "folder and file": ("a/b", "a"), "empty folder and file": ("a/", "a"),
-    "long": ("x" * 300,), "long path": ("/".join(["y" * 200] * 30),), "twice": ("a", "a"),
+    "dot": ("entry-twice", "./a", "a"), "slashes": ("entry-twice", "a//b", "a/b"), "twice": ("entry-twice", "a", "a"),
+    "case": ("entry-twice", "a/X", "a/x"), "case in unicode": ("entry-twice", "É", "é"),
+    "case of the folder": ("entry-case", "A/x", "a/x"), "case of folders": ("entry-case", "A/", "a/x", "a/"),
+    "file and folder": ("entry-through-file", "a", "a/b"), "folder and file": ("entry-through-file", "a/b", "a"),
+    "empty folder and file": ("entry-through-file", "a/", "a"), "case of both": ("entry-through-file", "A", "a/b"),
+    "long": ("entry-name-too-long", "x" * 300), "long path": ("entry-name-too-long", "/".join(["y" * 200] * 30)),
 }  # fmt: skip
 
 
@@ -41,9 +44,11 @@ def packed(*names: str, content: bytes = b"content", **about: int) -> bytes:
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
 def test_conflicting_or_too_long_names_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Names that differ only in case would be one file for some file systems."""
+    reason, *entries = names
     wheel = tmp_path / "a-1-py3-none-any.whl"
-    wheel.write_bytes(packed(*names))
-    with pytest.raises(HostileInputError):
+    wheel.write_bytes(packed(*entries))
+    with refused(reason):
         unzip(wheel, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
