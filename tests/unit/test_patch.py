@@ -133,12 +133,15 @@ def test_patch_that_adds_a_link_out_of_the_tree_is_refused(tmp_path: Path, tree:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_patch_that_writes_through_a_link_is_refused(tmp_path: Path, tree: Path, together: bool) -> None:
+@pytest.mark.parametrize("change", [THROUGH, NEW.replace("made here", "l/made")], ids=["change", "new file"])
+def test_patch_that_writes_through_a_link_is_refused(tmp_path: Path, tree: Path, change: str, together: bool) -> None:
+    """The link points to the folder above the tree. A new file needs no file at the place to which the link leads."""
     link = LINK.replace("../..", "..")
-    texts = [link + THROUGH] if together else [link, THROUGH]
-    with pytest.raises(PatchError):
+    texts = [link + change] if together else [link, change]
+    with refused("patch-does-not-apply"):
         apply_patches(tree, [patch(tmp_path, text, f"{n}") for n, text in enumerate(texts)], tmp_path / "dest")
     assert (tmp_path / "victim").read_text() == "old\n"
+    assert not (tmp_path / "made").exists()
 
 
 def test_binary_patch_that_states_a_huge_size_is_refused(
