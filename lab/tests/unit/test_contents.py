@@ -121,6 +121,13 @@ def test_gpus_of_bundles_in_a_library_are_found(tmp_path: Path, form: Callable[[
     assert run("audit", tmp_path, "--gpu", "gfx950", code=KernelError.code)["absent"] == ["gfx950"]
 
 
+@pytest.mark.parametrize("before", [0, (1 << 20) - 64 - 20])  # the second header lies across two pieces of a megabyte
+def test_gpu_of_a_bare_code_object_in_a_library_is_found(campaign: Path, tmp_path: Path, before: int) -> None:
+    code = (campaign / "gfx942/add-fp16.hsaco").read_bytes()
+    (tmp_path / "lib.so").write_bytes(library(bytes(before) + code, b".rodata"))
+    assert run("audit", tmp_path, "--gpu", "gfx942")["libraries"][0]["targets"] == ["gfx942"]
+
+
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_bundle_with_the_name_of_a_code_object_is_unpacked(
     campaign: Path, tmp_path: Path, form: Callable[[bytes], bytes]

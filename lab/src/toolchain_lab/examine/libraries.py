@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
 
+from toolchain.catalog.gpus import any_gpu_of_flag
 from toolchain.core.errors import HostileInputError, KernelError
 from toolchain.core.stored_file import StoredFile
 from toolchain.core.unpack_budget import UnpackBudget
@@ -21,6 +22,11 @@ _FATBIN = b"\x50\xed\x55\xba"
 # CUDA's compilers put relocatable device code (-rdc=true) into a section of another name, with the same fat binaries.
 _NVIDIA = (".nv_fatbin", "__nv_relfatbin")
 _ELF = b"\x7fELF"
+# Mojo and other compilers put bare code objects into the constants of a library. This is the start of their ELF header:
+# 64 bits, little-endian, version 1, OS ABI HSA. The type, machine, version, flags and header size follow further on.
+_OBJECT = b"\x7fELF\2\1\1\x40"
+_OBJECT_HEADER = struct.Struct("<16xHHI24xIH")
+_SHARED = 3  # the ELF type of a linked code object, ET_DYN
 _MOST = 100_000  # the limit for the numbers of sections, dynamic tags and versions
 
 # These are the maximum numbers of entries in a section's CUDA fat binaries, and of nonzero 8-byte words between them.
@@ -78,13 +84,14 @@ def read_library(file: StoredFile) -> Library | None:
         if found.machine in (EM_AMDGPU, "EM_AMDGPU", "EM_CUDA", 190):
             return None
         stream.seek(0)
-        told = revisions(iter(lambda: stream.read(_CHUNK), b""), file.path)
+        bare = BareObjects(found.in_bundle)
+        told = revisions(bare.watch(iter(lambda: stream.read(_CHUNK), b"")), file.path)
     return Library(
         path=file.path,
         soname=found.soname,
         needed=tuple(found.needed),
         glibc=newest(found.versions),
-        targets=tuple(sorted(found.targets)),
+        targets=tuple(sorted(found.targets | bare.gpus)),
         llvms=tuple(sorted({revision.revision for revision in told if revision.kind in INSIDE})),
         sealed=found.sealed,
         fault=found.fault,
@@ -101,6 +108,7 @@ class _Found:
         self.needed: list[str] = []
         self.versions: set[str] = set()
         self.targets: set[str] = set()
+        self._bundles: list[range] = []
         self._budget = UnpackBudget()
         self._left = stream.seek(0, 2)  # bytes; the limit for the total size of the remaining sections of device code
         elf = ELFFile(metered(stream))
@@ -120,10 +128,15 @@ class _Found:
                 self.versions |= {match[1] for name in islice(rows, _MOST) if (match := _FORWARD.fullmatch(name))}
             elif section.name == ".hip_fatbin":
                 self._take(section["sh_size"], path)
+                self._bundles.append(range(section["sh_offset"], section["sh_offset"] + section["sh_size"]))
                 self._amd(stream, section["sh_offset"], section["sh_size"], path)
             elif section.name in _NVIDIA:
                 self._take(section["sh_size"], path)
                 self.targets |= set(nvidia_targets(stream, section["sh_offset"], section["sh_size"]))
+
+    def in_bundle(self, place: int) -> bool:
+        """Return whether an offset in the file is in a section of bundles, which name the GPUs of their objects."""
+        return any(place in section for section in self._bundles)
 
     def _take(self, size: int, path: str) -> None:
         """Raise HostileInputError if the sections of device code, up to this one, are together larger than the file.
@@ -147,6 +160,33 @@ class _Found:
                     self.targets.add(part.gpu)
         except (KernelError, HostileInputError) as error:
             self.fault = f"{error.what} ({error.why})" if error.why else error.what
+
+
+class BareObjects:
+    """A collector for the GPUs of code objects that are in a file, but in no bundle.
+
+    Args:
+        in_bundle: a function that returns whether an offset in the file belongs to a bundle; such objects are skipped.
+    """
+
+    def __init__(self, in_bundle: Callable[[int], bool]) -> None:
+        self.gpus: set[str] = set()
+        self._in_bundle = in_bundle
+
+    def watch(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of the file unchanged, and add the GPUs of the code objects in them to `gpus`."""
+        held, start = b"", 0
+        for piece in pieces:
+            held += piece
+            at = held.find(_OBJECT)
+            while 0 <= at <= len(held) - _OBJECT_HEADER.size:
+                kind, machine, version, flags, size = _OBJECT_HEADER.unpack_from(held, at)
+                if (kind, machine, version, size) == (_SHARED, EM_AMDGPU, 1, 64) and not self._in_bundle(start + at):
+                    self.gpus |= {any_gpu_of_flag(flags & 0xFF) or ""} - {""}
+                at = held.find(_OBJECT, at + 1)
+            keep = max(0, len(held) - _OBJECT_HEADER.size + 1)
+            held, start = held[keep:], start + keep
+            yield piece
 
 
 def newest(versions: Iterable[str]) -> str:
