@@ -52,6 +52,13 @@ def test_index_is_published_and_fetched_unchanged(
     }
 
 
+def test_missing_digest_is_named_as_users_write_it(registry_host: str, repository: str) -> None:
+    missing = f"sha256:{'0' * 64}"
+    with Registry(registry_host) as registry, pytest.raises(RegistryError) as refused:
+        registry.get_manifest(repository, missing)
+    assert f"{repository}@{missing}" in refused.value.what
+
+
 def test_children_are_pushed_before_the_index(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path
 ) -> None:

@@ -33,6 +33,11 @@ _TAGS: Keys = {"name": None, "tags": None}
 _TAGS_A_PAGE, _PAGES, _MOST_TAGS = 1000, 1000, 200_000
 
 
+def _named(repository: str, reference: str) -> str:
+    """Return a repository with a tag or digest as users write it."""
+    return f"{repository}{'@' if reference.startswith('sha256:') else ':'}{reference}"
+
+
 class Registry(Transport):
     """A client of a registry (see `Transport` for the arguments)."""
 
@@ -153,7 +158,7 @@ class Registry(Transport):
             if got.status_code == 404:
                 return None
             if got.status_code != 200:
-                raise self.failed(got, f"cannot find out whether {self.host} has {repository}:{reference}")
+                raise self.failed(got, f"cannot find out whether {self.host} has {_named(repository, reference)}")
             digest = got.headers.get("Docker-Content-Digest")
         return digest or self.get_manifest(repository, reference)[0].digest
 
@@ -166,7 +171,7 @@ class Registry(Transport):
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
                 "manifest-too-large",
-                f"{repository}:{reference} is too large for a manifest",
+                f"{_named(repository, reference)} is too large for a manifest",
                 why=f"it has more than {MANIFEST_LIMIT} bytes",
                 fix="check the name, because it is not an image",
             )
@@ -179,7 +184,7 @@ class Registry(Transport):
                 why=f"expected {reference}, got {digest}",
                 fix="do not use this image, and report the error to the registry's operator",
             )
-        value = parse_object(content, f"{repository}:{reference}")
+        value = parse_object(content, _named(repository, reference))
         kind = content_type if content_type in media.MANIFESTS else media_type_of(value)
         return Descriptor(kind, digest, len(content)), content
 
@@ -188,7 +193,7 @@ class Registry(Transport):
         try:
             with self.request("GET", path, repository, headers={"Accept": _ACCEPT}) as got:
                 if got.status_code != 200:
-                    raise self.failed(got, f"{self.host} has no {repository}:{reference}")
+                    raise self.failed(got, f"{self.host} has no {_named(repository, reference)}")
                 content = bytes(got.raw.read(MANIFEST_LIMIT + 1, decode_content=True))
                 return content, got.headers.get("Content-Type", "").partition(";")[0].strip()
         except requests.RequestException as error:
@@ -224,7 +229,7 @@ class Registry(Transport):
                 stored = got.headers.get("Docker-Content-Digest", digest)
                 if got.status_code in {200, 201, 202} and stored == digest:
                     return
-                problem = self.failed(got, f"{self.host} did not accept {repository}:{reference}")
+                problem = self.failed(got, f"{self.host} did not accept {_named(repository, reference)}")
                 if got.status_code in TRANSIENT or (got.status_code in _UNSETTLED and failures < _UNSETTLED_TRIES):
                     raise TryAgainError(problem, got.headers.get("Retry-After"))
                 raise problem
