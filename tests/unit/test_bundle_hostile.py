@@ -95,6 +95,13 @@ def test_bundle_with_invalid_missing_or_unlocked_entries_is_refused(
     refuses(place, error, id)
 
 
+def test_image_without_an_artifact_type_is_refused_in_words(place: Place) -> None:
+    place.change(lambda value, _: value.pop("artifactType"))
+    with pytest.raises(RegistryError) as refused:
+        place.import_bundle()
+    assert (refused.value.id, "None" in refused.value.why) == ("not-a-bundle", False)
+
+
 @pytest.mark.parametrize("what", ["index.json", "blobs/sha256", "a blob"])
 def test_links_in_the_folder_of_a_bundle_are_not_followed(place: Place, tmp_path: Path, what: str) -> None:
     """A link in a folder from someone else may lead to any file of the host."""

@@ -111,11 +111,12 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
 
 def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...]:
     value = parse_object(content, ref)
-    if manifest.media_type not in media.IMAGES or value.get("artifactType") != TYPE:
+    kind = value.get("artifactType")
+    if manifest.media_type not in media.IMAGES or kind != TYPE:
         raise RegistryError(
             "not-a-bundle",
             f"{ref} is not a bundle",
-            why=f"its type is {value.get('artifactType')!r}, and {TYPE} was expected",
+            why=f"its artifact type is {repr(kind) if kind else 'missing'}, and {TYPE} was expected",
             fix="give the reference of a bundle from `toolchain bundle export`",
         )
     return tuple(Entry.parse(layer) for layer in children_of(value, manifest)[1:])
