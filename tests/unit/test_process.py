@@ -73,8 +73,8 @@ def fetching(tmp_path: Path, how_to_hang_up: str) -> Iterator[tuple[subprocess.P
     git.chmod(0o755)
     env = {**os.environ, "PATH": f"{git.parent}:{os.environ['PATH']}", "TOOLCHAIN_CACHE": str(tmp_path / "cache")}
     words = ["fetch", "llvm", "--source", f"llvm=https://example.test/r@{'1' * 40}"]
-    # The tests may run under nohup, and child processes inherit its ignored signals.
-    argv = ["env", f"--{how_to_hang_up}-signal=HUP", sys.executable, "-m", "toolchain", *words]
+    # The tests may run under nohup or in the background, and child processes inherit ignored signals.
+    argv = ["env", "--default-signal=INT", f"--{how_to_hang_up}-signal=HUP", sys.executable, "-m", "toolchain", *words]
     with (tmp_path / "stderr").open("wb") as told, subprocess.Popen(argv, cwd=TOP, env=env, stderr=told) as tool:
         try:
             _until(noted.exists)
@@ -83,7 +83,7 @@ def fetching(tmp_path: Path, how_to_hang_up: str) -> Iterator[tuple[subprocess.P
             tool.kill()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_tool_and_its_children(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with fetching(tmp_path, "default") as (tool, child):
         tool.send_signal(number)
@@ -103,23 +103,41 @@ def test_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
 
 
 AT_FORK = """
-import os, signal
+def work(*_, **__):
+    os.register_at_fork(after_in_parent=lambda: [os.kill(os.getpid(), NUMBER), sum(range(1000))])
+    process.run(["sleep", "20"])
+"""
+# Python's code for imports has such callbacks, which run while the lock of all imports is held.
+AT_IMPORT = """
+callback = "def callback(_): os.kill(os.getpid(), NUMBER); sum(range(1000))"
+exec(compile(callback, "<frozen importlib._bootstrap>", "exec"))
+
+def work(*_, **__):
+    lock = set()
+    known = weakref.ref(lock, callback)
+    del lock
+    time.sleep(20)
+"""
+INTERRUPTED = """
+import os, signal, time, weakref
 from toolchain.core import process
 from toolchain.cli import app, doctor_cmd
 
-def work(*_, **__):
-    os.register_at_fork(after_in_parent=lambda: [os.kill(os.getpid(), signal.SIGTERM), sum(range(1000))])
-    process.run(["sleep", "600"])
-
+NUMBER = {number}
+signal.signal(signal.SIGINT, signal.default_int_handler)
+{work}
 doctor_cmd.checkup.examine = work
 app.main()
 """
 
 
-def test_a_signal_while_a_program_is_started_is_not_lost() -> None:
-    """Python discards an exception that a handler raises during a fork."""
-    done = subprocess.run([sys.executable, "-c", AT_FORK, "doctor"], cwd=TOP, timeout=500, check=False)
-    assert done.returncode == 143
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("work", [AT_FORK, AT_IMPORT], ids=["fork", "import"])
+def test_a_signal_during_a_fork_or_an_import_is_not_lost(work: str, number: signal.Signals, code: int) -> None:
+    """Python discards an exception that a handler raises there."""
+    script = INTERRUPTED.format(number=int(number), work=work)
+    done = subprocess.run([sys.executable, "-c", script, "doctor"], cwd=TOP, timeout=500, check=False)
+    assert done.returncode == code
 
 
 @pytest.mark.parametrize("stdin", [None, "x" * 300_000])

@@ -28,6 +28,7 @@ register(app)
 
 
 _STARTING = (subprocess.Popen.__init__.__code__,)
+_IMPORTING = "<frozen importlib._bootstrap>"  # the file name of Python's code that holds the locks of imports
 
 
 def _version(value: bool) -> None:
@@ -69,14 +70,15 @@ def _main(
         raise typer.Exit(error.code) from error
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    # SystemExit runs the `finally` blocks, which end child processes and remove partial files. Python may discard an
-    # exception that is raised during a fork, so a timer calls this handler again if a program is being started.
-    if _starts_a_program(frame):
-        signal.signal(signal.SIGALRM, lambda _, later: _terminated(number, later))
+def _stopped(number: int, frame: FrameType | None) -> None:
+    # The exception runs the `finally` blocks, which end child processes and remove partial files. Python may discard an
+    # exception that is raised during a fork or an import, and a discarded one may leave the lock of all imports locked,
+    # for which other threads would wait forever. So in these cases a timer calls this handler again.
+    if _starts_a_program(frame) or (frame is not None and frame.f_code.co_filename == _IMPORTING):
+        signal.signal(signal.SIGALRM, lambda _, later: _stopped(number, later))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         return
-    raise Terminated(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
 
 def _starts_a_program(frame: FrameType | None) -> bool:
@@ -105,7 +107,9 @@ def _run() -> None:
         return
     # Containers run with other user ids, so files that are mounted into them must be readable by all users.
     os.umask(os.umask(0) & ~0o055)
-    signal.signal(signal.SIGTERM, _terminated)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` makes its command ignore SIGHUP
-        signal.signal(signal.SIGHUP, _terminated)
+    signal.signal(signal.SIGTERM, _stopped)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        # `nohup` makes its command ignore SIGHUP, and a shell makes a command in the background ignore SIGINT.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stopped)
     app(prog_name="toolchain")
