@@ -56,6 +56,20 @@ FLOAT = [
     v("MAX: +0 is above -0", "v_max_f32_e32 v0, v1, v2", {"v1": bits(-0.0), "v2": 0}, {"v0": 0}),
     v("MIN: -0 is below +0", "v_min_f32_e32 v0, v1, v2", {"v1": 0, "v2": bits(-0.0)}, {"v0": bits(-0.0)}),
     v(
+        "gfx12: MAXIMUM: +0 is above -0, and NaN stays NaN",
+        "v_maximum_f32 v0, v1, v2",
+        {"v1": [0, bits(-0.0), bits(NAN)], "v2": [bits(-0.0), 0, bits(1)]},
+        {"v0": [0, 0, bits(NAN)]},
+        "gfx1201",
+    ),
+    v(
+        "gfx12: MINIMUM3: -0 is below +0, and NaN stays NaN",
+        "v_minimum3_f32 v0, v1, v2, v3",
+        {"v1": [0, bits(-0.0), bits(1)], "v2": [bits(-0.0), 0, bits(NAN)], "v3": [0, 0, bits(-1)]},
+        {"v0": [bits(-0.0), bits(-0.0), bits(NAN)]},
+        "gfx1201",
+    ),
+    v(
         "MED3 is the middle one",
         "v_med3_f32 v0, v1, v2, v3",
         {"v1": bits(5), "v2": bits(-1), "v3": bits(2)},

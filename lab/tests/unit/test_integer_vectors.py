@@ -102,6 +102,12 @@ INTEGER = [
         {"v0": [0xFFFFFFFF, 3], "s[0:1]": 1},
     ),
     v(
+        "a shift of LSHL_ADD_U64 by more than 4 is a shift by 0",
+        "v_lshl_add_u64 v[0:1], v[2:3], v4, v[6:7]",
+        {"v[2:3]": [3, 3, 3], "v4": [4, 5, 9], "v[6:7]": [1, 1, 1]},
+        {"v[0:1]": [49, 4, 7]},
+    ),
+    v(
         "a product of 64 bits, a sum and its carry",
         "v_mad_u64_u32 v[0:1], s[0:1], v2, v3, v[4:5]",
         {"exec": 3, "v2": 2, "v3": 0x80000000, "v[4:5]": [1, 0xFFFFFFFF00000000]},
@@ -303,6 +309,23 @@ SCALAR = [
         {"s[0:1]": 0xF0},
     ),
     v("ABS", "s_abs_i32 s0, s1", {"s1": 0xFFFFFFFB}, {"s0": 5, "scc": 1}),
+    v(
+        "the difference of ABSDIFF wraps to 32 bits",
+        "s_absdiff_i32 s0, s1, s2",
+        {"s1": 0x80000000, "s2": 1},
+        {"s0": 0x7FFFFFFF, "scc": 1},
+    ),
+    v("ABSDIFF of equal numbers", "s_absdiff_i32 s0, s1, s2", {"s1": 5, "s2": 5}, {"s0": 0, "scc": 0}),
+    *(
+        v(
+            f"{gpu}: SCC of MAX is {scc} where both are equal",
+            "s_max_i32 s0, s1, s2",
+            {"s1": 4, "s2": 4},
+            {"s0": 4, "scc": scc},
+            gpu,
+        )
+        for gpu, scc in (("gfx90a", 0), ("gfx942", 1), ("gfx950", 1), ("gfx1100", 0), ("gfx1151", 1))
+    ),
     v("FF1 of 0 is -1", "s_ff1_i32_b32 s0, s1", {"s1": 0}, {"s0": 0xFFFFFFFF}),
     v("a bit is tested", "s_bitcmp1_b32 s0, 3", {"s0": 8}, {"scc": 1}),
     v("a bit is set", "s_bitset1_b32 s0, 4", {"s0": 1}, {"s0": 17}),

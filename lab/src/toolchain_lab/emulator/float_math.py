@@ -90,6 +90,16 @@ def minimum(a: Array, b: Array) -> Array:
     return np.where(zeros, -np.abs(result), result)
 
 
+def maximum_or_nan(a: Array, b: Array) -> Array:
+    """Compute V_MAXIMUM: the maximum, or NaN if an argument is NaN; +0 is greater than -0."""
+    return np.where(np.isnan(a) | np.isnan(b), np.maximum(a, b), maximum(a, b))
+
+
+def minimum_or_nan(a: Array, b: Array) -> Array:
+    """Compute V_MINIMUM: the minimum, or NaN if an argument is NaN; -0 is less than +0."""
+    return np.where(np.isnan(a) | np.isnan(b), np.minimum(a, b), minimum(a, b))
+
+
 def median(a: Array, b: Array, c: Array) -> Array:
     """Compute V_MED3: the median of three numbers, or the minimum of the others if one is NaN."""
     middle = maximum(minimum(a, b), minimum(maximum(a, b), c))

@@ -45,6 +45,12 @@ def bit_field(value: Array, offset: Array, width: Array) -> Array:
     return field
 
 
+def short_amount(count: Array) -> Array:
+    """Return the amount by which V_LSHL_ADD_U64 shifts: the lowest three bits, or 0 if they exceed 4."""
+    low = np.asarray(count).astype(np.uint64) & np.uint64(7)
+    return np.where(low <= 4, low, np.uint64(0))
+
+
 def signed_bit_field(value: Array, offset: Array, width: Array) -> Array:
     """Compute V_BFE_I32, which extracts a signed field of bits; a field of width 0 gives 0.
 

@@ -220,7 +220,10 @@ def _extreme(*, largest: bool, sign: bool) -> Handler:
         result, first, second = operands.instruction.operands
         read = operands.signed_number if sign else operands.number
         left, right, put = read(first), read(second), operands.put_number(result)
-        inclusive = largest and operands.target.generation >= 12
+        gpu = operands.target.gpu
+        # The manuals of these GPUs set SCC if both are equal; those of older ones, and of gfx110x, do not.
+        newer = operands.target.generation >= 12 or gpu in {"gfx942", "gfx950"} or gpu.startswith("gfx115")
+        inclusive = largest and newer
 
         def compute(wave: Wave) -> Pair:
             a, b = left(wave), right(wave)
@@ -387,7 +390,7 @@ HANDLERS: dict[str, Handler] = {
     "s_mul_u64": _binary(lambda a, b: a * b, 64, flags=False),
     **dict.fromkeys(("s_add_nc_u64", "s_add_u64"), _binary(lambda a, b: a + b, 64, flags=False)),
     **dict.fromkeys(("s_sub_nc_u64", "s_sub_u64"), _binary(lambda a, b: a - b, 64, flags=False)),
-    "s_absdiff_i32": _binary(lambda a, b: _flagged(abs(a - b)), sign=True),
+    "s_absdiff_i32": _binary(lambda a, b: _flagged(abs(signed(a - b, 32))), sign=True),
     "s_abs_i32": unary(lambda a: _flagged(abs(a)), sign=True),
     "s_sext_i32_i16": unary(lambda a: signed(a, 16), flags=False),
     "s_sext_i32_i8": unary(lambda a: signed(a, 8), flags=False),

@@ -24,6 +24,7 @@ from toolchain_lab.emulator.integer_math import (
     permute_by_constant,
     permute_bytes,
     reverse_bits,
+    short_amount,
     signed_bit_field,
     trailing_zeros,
 )
@@ -266,7 +267,7 @@ LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(("v_ffbh_i32", "v_cls_i32"), LaneOp("u", "i", leading_signs)),
     **dict.fromkeys(("v_mad_u16", "v_mad_legacy_u16"), LaneOp("w", "www", lambda a, b, c: a * b + c)),
     **dict.fromkeys(("v_mad_i16", "v_mad_legacy_i16"), LaneOp("s", "sss", lambda a, b, c: a * b + c)),
-    "v_lshl_add_u64": LaneOp("q", "quq", lambda a, b, c: (a << (np.asarray(b).astype(np.uint64) & np.uint64(7))) + c),
+    "v_lshl_add_u64": LaneOp("q", "quq", lambda a, b, c: (a << short_amount(b)) + c),
     "v_add_nc_u64": LaneOp("q", "qq", np.add),
 }
 
