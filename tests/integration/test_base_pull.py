@@ -170,7 +170,7 @@ def test_missing_foreign_or_damaged_image_of_a_base_is_refused(
 
     place = f"{host}/el/ubi@"
     missing = fails(f"{place}sha256:{'1' * 64}", RegistryError)
-    assert f"base standin cannot be pulled: {host} has no el/ubi:sha256:1111" in missing
+    assert f"base standin cannot be pulled: {host} has no el/ubi@sha256:1111" in missing
     assert "it was 9 on 2026-11-22" in missing
     assert "--base oci:DIR" in missing
     assert f"has no image for linux/{HERE}" in (told := fails(f"{place}{shelf.elsewhere.digest}", RegistryError))
