@@ -234,6 +234,11 @@ def test_counts_of_waits_are_read(text: str, counts: dict[str, int]) -> None:
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
         ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "v_dot2_bf16_bf16"),
         ("ds_bpermute_b32 v0, v1, v2", Target("gfx1100", 64), "ds_bpermute_b32: 64 lanes"),
+        (
+            "v_cmpx_eq_u32_e64_dpp v1, v2 quad_perm:[1,0,3,2] row_mask:0x1 bank_mask:0xf",
+            GFX1100,
+            "v_cmpx_eq_u32: lanes",
+        ),
         ("ds_permute_b32 v0, v1, v2", Target("gfx1151", 64), "ds_permute_b32: 64 lanes"),
         ("v_wmma_f16_16x16x16_f16 v[0:7], v[8:15], v[16:23], v[0:7]", GFX1100, "v_wmma_f16_16x16x16_f16"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.tests.emulator_fixtures import bits, half, pair
+from lab.tests.emulator_fixtures import bits, get, half, pair, put, run, wave_of
 from lab.tests.instruction_vectors import Vector, check, v
 
 INTEGER = [
@@ -188,6 +188,18 @@ LANES = [
         {"v0": [*range(115, 99, -1), 5, 5]},
     ),
     v(
+        "DPP reads the first source of SUBREV with a carry",
+        "v_subrev_co_u32_dpp v0, vcc, v1, v2 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf",
+        {"exec": 0b1111, "v1": [1, 2, 3, 14], "v2": 10},
+        {"v0": [8, 9, 0xFFFFFFFC, 7], "vcc": 0b100},
+    ),
+    v(
+        "DPP reads the first source of ADDC",
+        "v_addc_co_u32_dpp v0, vcc, v1, v2, vcc quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf",
+        {"exec": 0b11, "vcc": 0b01, "v1": [1, 2], "v2": 10},
+        {"v0": [13, 11], "vcc": 0},
+    ),
+    v(
         "dpp8 within eight lanes",
         "v_mov_b32_dpp v0, v1 dpp8:[7,6,5,4,3,2,1,0]",
         {"v1": list(range(8))},
@@ -350,3 +362,17 @@ SCALAR = [
 @pytest.mark.parametrize("vector", [*INTEGER, *LANES, *SCALAR], ids=lambda vector: vector.rule)
 def test_instruction_follows_its_documented_rule(vector: Vector) -> None:
     check(vector)
+
+
+def test_instruction_after_cmpx_with_dpp_uses_the_new_lanes() -> None:
+    wave = wave_of("gfx1201")
+    put(wave, "exec", 0b1111)
+    put(wave, "v1", [0, 1, 2, 3])
+    put(wave, "v2", [1, 1, 3, 3])
+    put(wave, "v5", 9)
+    run(
+        wave,
+        "v_cmpx_eq_u32_e64_dpp v1, v2 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf",
+        "v_mov_b32_e32 v5, 1",
+    )
+    assert (get(wave, "exec"), get(wave, "v5")[:4]) == (0b0101, [1, 9, 1, 9])

@@ -17,6 +17,21 @@ from toolchain_lab.emulator.wave import Wave
 
 # These strings replace the sources that DPP or SDWA modifies; `Operands.raw` maps them to functions.
 _CHANGED = ("@0", "@1")
+# The second operand of these instructions is the carry that they write.
+_CARRIES = frozenset(
+    f"v_{name}_u32"
+    for name in (
+        "add_co",
+        "sub_co",
+        "subrev_co",
+        "addc_co",
+        "subb_co",
+        "subbrev_co",
+        "add_co_ci",
+        "sub_co_ci",
+        "subrev_co_ci",
+    )
+)
 _WITH_NUMBER = (
     "row_shl", "row_shr", "row_ror", "row_bcast", "row_newbcast", "row_share", "row_xmask",
     "wave_shl", "wave_shr", "wave_ror", "wave_rol",
@@ -76,10 +91,13 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     # DPP8 has no bound_ctrl: a lane that reads an invalid lane always gets 0.
     zero = eight or modifiers.text("bound_ctrl") in {"0", "1"}
     fetch_inactive = modifiers.number("fi") == 1
-    place = 2 if instruction.name in {"v_add_co_u32", "v_sub_co_u32", "v_add_co_ci_u32", "v_sub_co_ci_u32"} else 1
+    place = 2 if instruction.name in _CARRIES else 1
     texts = list(instruction.operands)
-    if instruction.name.startswith("v_cmpx") and operands.target.generation > 9:
+    writes_exec = instruction.name.startswith("v_cmpx")
+    if writes_exec and operands.target.generation > 9:
         place = 0
+    if writes_exec and not (enabled & (inside | zero)).all():
+        raise instruction.unknown("lanes without a source or outside of row_mask and bank_mask")
     signs = signs_of(texts[place])
     fetch = source(operands, "t", signs.text)
     texts[place] = texts[place].replace(signs.text, _CHANGED[0])
@@ -96,7 +114,8 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
         mask = kept[0] & enabled if zero else kept[0] & enabled & valid
         wave.mask, wave.all_lanes = mask, bool(mask.all())
         run_plain(wave)
-        wave.mask, wave.all_lanes = kept
+        if not writes_exec:
+            wave.mask, wave.all_lanes = kept
 
     return run
 
