@@ -74,6 +74,25 @@ def test_address_without_its_carry_is_outside_of_the_buffer() -> None:
         run(wave, "s_load_dword s0, s[8:9], 0x4")
 
 
+def test_scalar_load_from_an_address_that_is_not_aligned_is_refused() -> None:
+    wave = wave_of("gfx942", [np.arange(8, dtype=np.uint32)])
+    with pytest.raises(NotEmulatedError):
+        run(wave, "s_load_dword s0, s[4:5], 0x2")
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942"])
+def test_scalar_offset_beyond_the_range_of_a_buffer_gives_0_on_gfx9(gpu: str) -> None:
+    wave = wave_of(gpu, [np.arange(8, dtype=np.uint32)])
+    put(wave, "s5", get(wave, "s5") & 0xFFFF)
+    put(wave, "s6", 32)
+    put(wave, "s7", 0x27000)
+    put(wave, "s8", 16)
+    put(wave, "v0", [8, 12, 16, 28])
+    wave.set_exec(0b1111)
+    run(wave, "buffer_load_dword v1, v0, s[4:7], s8 offen")
+    assert get(wave, "v1")[:4] == [6, 7, 0, 0]
+
+
 def test_descriptor_needs_the_lower_48_bits_of_an_upper_address() -> None:
     made = program("gfx942", ["s_endpgm"])
     wave = workgroup(made, [np.arange(8, dtype=np.uint32)], placement=UPPER).waves[0]

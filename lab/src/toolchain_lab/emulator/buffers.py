@@ -145,8 +145,9 @@ class BufferAddress:
         if not place.ndim:
             place = np.broadcast_to(place, (wave.lanes,))
         # The bounds check includes the scalar offset on gfx9, but not on later GPUs.
-        inside: Array = place <= records - (scalar if self._old else 0) - self._size
-        if np.count_nonzero(inside) != wave.lanes and np.count_nonzero(~inside & (place < records) & wave.mask):
+        end = records - (scalar if self._old else 0)
+        inside: Array = place <= end - self._size
+        if np.count_nonzero(inside) != wave.lanes and np.count_nonzero(~inside & (place < end) & wave.mask):
             raise self._instruction.unknown("an access that is only partly in bounds")
         if not wave.all_lanes:
             inside = inside & wave.mask

@@ -207,6 +207,8 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
 
         def run(wave: Wave) -> None:
             at = address(wave) + fixed + (0 if index is None else index(wave)) & QUAD
+            if at % min(size, 4):  # the hardware ignores the lowest bits of the sum, or of each of its parts
+                raise operands.instruction.unknown("an address that is not aligned")
             group = wave.group
             # The code object itself can also be read, because it may contain constant tables.
             offset, image = at - group.code_address, group.code.image
