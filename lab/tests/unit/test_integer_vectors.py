@@ -101,6 +101,20 @@ INTEGER = [
         {"exec": 3, "v1": [1, 5], "v2": 2},
         {"v0": [0xFFFFFFFF, 3], "s[0:1]": 1},
     ),
+    *(
+        v(
+            f"{name} keeps the upper half: {keeps}",
+            f"{name} v0, v1, v2, v3",
+            {"v0": 0xABCD0000, "v1": 3, "v2": 4, "v3": 5},
+            {"v0": 0xABCD0011 if keeps else 0x11},
+        )
+        for name, keeps in (
+            ("v_mad_u16", True),
+            ("v_mad_i16", True),
+            ("v_mad_legacy_u16", False),
+            ("v_mad_legacy_i16", False),
+        )
+    ),
     v(
         "a shift of LSHL_ADD_U64 by more than 4 is a shift by 0",
         "v_lshl_add_u64 v[0:1], v[2:3], v4, v[6:7]",

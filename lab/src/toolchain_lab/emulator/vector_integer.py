@@ -265,8 +265,10 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_alignbit_b32": LaneOp("u", "uut", align_bit),
     "v_alignbyte_b32": LaneOp("u", "uut", align_byte),
     **dict.fromkeys(("v_ffbh_i32", "v_cls_i32"), LaneOp("u", "i", leading_signs)),
-    **dict.fromkeys(("v_mad_u16", "v_mad_legacy_u16"), LaneOp("w", "www", lambda a, b, c: a * b + c)),
-    **dict.fromkeys(("v_mad_i16", "v_mad_legacy_i16"), LaneOp("s", "sss", lambda a, b, c: a * b + c)),
+    "v_mad_u16": LaneOp("w", "www", lambda a, b, c: a * b + c, keeps_high=True),
+    "v_mad_legacy_u16": LaneOp("w", "www", lambda a, b, c: a * b + c),
+    "v_mad_i16": LaneOp("s", "sss", lambda a, b, c: a * b + c, keeps_high=True),
+    "v_mad_legacy_i16": LaneOp("s", "sss", lambda a, b, c: a * b + c),
     "v_lshl_add_u64": LaneOp("q", "quq", lambda a, b, c: (a << short_amount(b)) + c),
     "v_add_nc_u64": LaneOp("q", "qq", np.add),
 }
