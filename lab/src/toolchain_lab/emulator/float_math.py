@@ -90,14 +90,20 @@ def minimum(a: Array, b: Array) -> Array:
     return np.where(zeros, -np.abs(result), result)
 
 
-def maximum_or_nan(a: Array, b: Array) -> Array:
-    """Compute V_MAXIMUM: the maximum, or NaN if an argument is NaN; +0 is greater than -0."""
-    return np.where(np.isnan(a) | np.isnan(b), np.maximum(a, b), maximum(a, b))
+def maximum_or_nan(first: Array, *others: Array) -> Array:
+    """Compute V_MAXIMUM or V_MAXIMUM3: the maximum, or NaN if an argument is NaN; +0 is greater than -0."""
+    result = first
+    for other in others:
+        result = np.where(np.isnan(result) | np.isnan(other), np.maximum(result, other), maximum(result, other))
+    return result
 
 
-def minimum_or_nan(a: Array, b: Array) -> Array:
-    """Compute V_MINIMUM: the minimum, or NaN if an argument is NaN; -0 is less than +0."""
-    return np.where(np.isnan(a) | np.isnan(b), np.minimum(a, b), minimum(a, b))
+def minimum_or_nan(first: Array, *others: Array) -> Array:
+    """Compute V_MINIMUM or V_MINIMUM3: the minimum, or NaN if an argument is NaN; -0 is less than +0."""
+    result = first
+    for other in others:
+        result = np.where(np.isnan(result) | np.isnan(other), np.minimum(result, other), minimum(result, other))
+    return result
 
 
 def median(a: Array, b: Array, c: Array) -> Array:

@@ -211,12 +211,8 @@ HANDLERS: dict[str, Handler] = {
     "v_pk_mad_u16": _packed_half(lambda a, b, c: a * b + c, 3, np.uint16),
     "v_pk_mad_i16": _packed_half(lambda a, b, c: a * b + c, 3, np.int16),
     "v_pk_ashrrev_i16": _packed_half(lambda a, b: b >> (a & np.int16(15)), 2, np.int16),
-    "v_pk_maximum3_f16": _packed_half(
-        lambda a, b, c: float_math.maximum_or_nan(float_math.maximum_or_nan(a, b), c), 3, np.float16
-    ),
-    "v_pk_minimum3_f16": _packed_half(
-        lambda a, b, c: float_math.minimum_or_nan(float_math.minimum_or_nan(a, b), c), 3, np.float16
-    ),
+    "v_pk_maximum3_f16": _packed_half(float_math.maximum_or_nan, 3, np.float16),
+    "v_pk_minimum3_f16": _packed_half(float_math.minimum_or_nan, 3, np.float16),
     "v_pk_max_i16": _packed_half(np.maximum, 2, np.int16),
     "v_pk_min_i16": _packed_half(np.minimum, 2, np.int16),
     "v_pk_lshlrev_b16": _packed_half(lambda a, b: b << amount16(a), 2, np.uint16),

@@ -75,8 +75,8 @@ LANE_OPS: dict[str, LaneOp] = {
         ("v_min3_f32", "v_min3_num_f32"),
         LaneOp("f", "fff", lambda a, b, c: float_math.minimum(float_math.minimum(a, b), c)),
     ),
-    "v_maximum3_f32": LaneOp("f", "fff", lambda a, b, c: float_math.maximum_or_nan(float_math.maximum_or_nan(a, b), c)),
-    "v_minimum3_f32": LaneOp("f", "fff", lambda a, b, c: float_math.minimum_or_nan(float_math.minimum_or_nan(a, b), c)),
+    "v_maximum3_f32": LaneOp("f", "fff", float_math.maximum_or_nan),
+    "v_minimum3_f32": LaneOp("f", "fff", float_math.minimum_or_nan),
     **dict.fromkeys(("v_med3_f32", "v_med3_num_f32"), LaneOp("f", "fff", float_math.median)),
     **dict.fromkeys(
         ("v_maxmin_f32", "v_maxmin_num_f32"),
