@@ -33,7 +33,12 @@ pytestmark = pytest.mark.full
 
 @dataclass(frozen=True)
 class System:
-    """A system that loads the libraries: Debian's suites, and HIP's package (empty: the stub library is used)."""
+    """A Debian system that loads the libraries.
+
+    Args:
+        suites: the suites of its packages.
+        hip: the package with HIP's library; empty if the system uses the stub library.
+    """
 
     name: str
     suites: tuple[str, ...]

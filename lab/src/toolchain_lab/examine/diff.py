@@ -219,7 +219,10 @@ def _nearest(few: Sequence[Kernel], many: Sequence[Kernel]) -> list[Kernel]:
 
 
 def _distance(a: Kernel, b: Kernel) -> float:
-    """Return how different two kernels are; LDS counts as much as code, because it follows from the block sizes."""
+    """Return the sum of the relative differences of code size and LDS, plus 1 if only one kernel uses XNACK.
+
+    LDS has the same weight as code, because both follow from the block sizes. The distance to an empty kernel is 3.
+    """
     if a.facts is None or b.facts is None:
         return 3.0 if a.facts is not b.facts else 0.0
     sizes = (a.facts.code, b.facts.code), (a.facts.lds or 0, b.facts.lds or 0)
