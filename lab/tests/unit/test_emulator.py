@@ -232,6 +232,7 @@ def test_counts_of_waits_are_read(text: str, counts: dict[str, int]) -> None:
         ("s_and_b64 s[0:1], s[2:3], 0xffffffff", GFX942, "0xffffffff"),
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
+        ("s_load_b32 null, s[4:5], 0x0", Target("gfx1201", 32), "null"),
         ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "v_dot2_bf16_bf16"),
         ("ds_bpermute_b32 v0, v1, v2", Target("gfx1100", 64), "ds_bpermute_b32: 64 lanes"),
         (

@@ -198,7 +198,8 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
         result, base, offset = operands.instruction.operands
         pc = operands.instruction.address
         register = operands.register(result)
-        if register is None or register.vector or register.count != max(size // 4, 1):
+        # The register `null`, into which gfx12 can load to prefetch data, must keep its value 0.
+        if result == "null" or register is None or register.vector or register.count != max(size // 4, 1):
             raise operands.instruction.unknown(f"the destination {result}")
         first = operands.write(register).index
         address, more = operands.quad(base), operands.instruction.modifiers.number("offset")
