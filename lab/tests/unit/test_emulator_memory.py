@@ -74,10 +74,13 @@ def test_address_without_its_carry_is_outside_of_the_buffer() -> None:
         run(wave, "s_load_dword s0, s[8:9], 0x4")
 
 
-def test_scalar_load_from_an_address_that_is_not_aligned_is_refused() -> None:
+@pytest.mark.parametrize("text", ["s[4:5], 0x2", "s[4:5], s8", "s[4:5], s8 offset:0x2", "s[10:11], 0x2"])
+def test_scalar_load_is_refused_if_a_part_of_its_address_is_not_aligned(text: str) -> None:
     wave = wave_of("gfx942", [np.arange(8, dtype=np.uint32)])
+    put(wave, "s8", 2)
+    put(wave, "s[10:11]", get(wave, "s[4:5]") + 2)
     with pytest.raises(NotEmulatedError):
-        run(wave, "s_load_dword s0, s[4:5], 0x2")
+        run(wave, f"s_load_dword s0, {text}")
 
 
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx942"])

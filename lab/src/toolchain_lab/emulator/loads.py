@@ -207,8 +207,9 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
         fixed = more + (int(offset, 0) if index is None else 0)
 
         def run(wave: Wave) -> None:
-            at = address(wave) + fixed + (0 if index is None else index(wave)) & QUAD
-            if at % min(size, 4):  # the hardware ignores the lowest bits of the sum, or of each of its parts
+            start, moved = address(wave), 0 if index is None else index(wave)
+            at = start + fixed + moved & QUAD
+            if (start | fixed | moved) % min(size, 4):  # the hardware ignores the lowest bits of each part
                 raise operands.instruction.unknown("an address that is not aligned")
             group = wave.group
             # The code object itself can also be read, because it may contain constant tables.
