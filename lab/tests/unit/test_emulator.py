@@ -31,7 +31,7 @@ from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target
 from toolchain_lab.emulator.workgroup import Workgroup, refuse
 
-GFX942, GFX1100 = Target("gfx942", 64), Target("gfx1100", 32)
+GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("gfx1201", 32)
 
 
 def test_fix_for_missing_numpy_does_not_install_another_project(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,9 @@ def test_counts_of_waits_are_read(text: str, counts: dict[str, int]) -> None:
         ("s_and_b64 s[0:1], s[2:3], 0xffffffff", GFX942, "0xffffffff"),
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
-        ("s_load_b32 null, s[4:5], 0x0", Target("gfx1201", 32), "null"),
+        ("s_load_b32 null, s[4:5], 0x0", GFX1201, "null"),
+        ("s_barrier_signal -2", GFX1201, "s_barrier_signal"),
+        ("s_barrier_wait 1", GFX1201, "s_barrier_wait"),
         ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "v_dot2_bf16_bf16"),
         ("ds_bpermute_b32 v0, v1, v2", Target("gfx1100", 64), "ds_bpermute_b32: 64 lanes"),
         (

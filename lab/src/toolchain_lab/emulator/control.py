@@ -16,10 +16,12 @@ from toolchain_lab.emulator.wave import VCC, Wave
 # These instructions change neither registers nor memory. The module `scoreboard` checks those that are waits.
 _WITHOUT_EFFECT = re.compile(
     r"s_(nop|clause|delay_alu|code_end|setprio|sleep|inst_prefetch|set_inst_prefetch_distance|icache_inv"
-    r"|dcache_(?:inv|wb)\w*|ttracedata\w*|barrier_signal|setkill|wait_alu|waitcnt\w*|wait_\w+)$"
+    r"|dcache_(?:inv|wb)\w*|ttracedata\w*|setkill|wait_alu|waitcnt\w*|wait_\w+)$"
     r"|buffer_(gl0_inv|gl1_inv|inv|invl2|wbl2|wbinvl1\w*)$|global_(inv|wb|wbinv)$|v_nop$"
 )
 _DEALLOCATE = "sendmsg(MSG_DEALLOC_VGPRS)"
+# These operands name the barrier of the workgroup; llvm-objdump prints the second one for S_BARRIER_WAIT.
+_WORKGROUP = {("-1",), ("0xffff",)}
 _CONDITIONS: dict[str, Callable[[Wave], bool]] = {
     "s_branch": lambda _: True,
     "s_cbranch_scc0": lambda wave: not wave.scc,
@@ -54,6 +56,8 @@ def has_no_effect(instruction: Instruction) -> bool:
     """Return whether an instruction needs no execution, such as a wait, a hint or the invalidation of a cache."""
     if instruction.name == "s_sendmsg":
         return instruction.operands == (_DEALLOCATE,)
+    if instruction.name == "s_barrier_signal":
+        return instruction.operands in _WORKGROUP
     return _without_effect(instruction.name)
 
 
@@ -64,7 +68,8 @@ def _without_effect(name: str) -> bool:
 
 def is_barrier(instruction: Instruction) -> bool:
     """Return whether an instruction is a barrier, where a wave waits for all other waves of its workgroup."""
-    return instruction.name in {"s_barrier", "s_barrier_wait"}
+    name = instruction.name
+    return name == "s_barrier" or (name == "s_barrier_wait" and instruction.operands in _WORKGROUP)
 
 
 def ends_block(instruction: Instruction) -> bool:
