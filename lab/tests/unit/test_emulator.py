@@ -233,6 +233,7 @@ def test_counts_of_waits_are_read(text: str, counts: dict[str, int]) -> None:
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
         ("s_load_b32 null, s[4:5], 0x0", GFX1201, "null"),
+        ("s_setkill 1", GFX1201, "s_setkill"),
         ("s_barrier_signal -2", GFX1201, "s_barrier_signal"),
         ("s_barrier_wait 1", GFX1201, "s_barrier_wait"),
         ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "v_dot2_bf16_bf16"),

@@ -16,7 +16,7 @@ from toolchain_lab.emulator.wave import VCC, Wave
 # These instructions change neither registers nor memory. The module `scoreboard` checks those that are waits.
 _WITHOUT_EFFECT = re.compile(
     r"s_(nop|clause|delay_alu|code_end|setprio|sleep|inst_prefetch|set_inst_prefetch_distance|icache_inv"
-    r"|dcache_(?:inv|wb)\w*|ttracedata\w*|setkill|wait_alu|waitcnt\w*|wait_\w+)$"
+    r"|dcache_(?:inv|wb)\w*|ttracedata\w*|wait_alu|waitcnt\w*|wait_\w+)$"
     r"|buffer_(gl0_inv|gl1_inv|inv|invl2|wbl2|wbinvl1\w*)$|global_(inv|wb|wbinv)$|v_nop$"
 )
 _DEALLOCATE = "sendmsg(MSG_DEALLOC_VGPRS)"
