@@ -213,6 +213,11 @@ def test_counts_of_waits_are_read(text: str, counts: dict[str, int]) -> None:
     assert wait(parse(Line(0, text, (0,)))) == counts
 
 
+def test_wait_for_a_number_in_a_register_is_refused() -> None:
+    with pytest.raises(NotEmulatedError):
+        wait(parse(Line(0, "s_waitcnt_vscnt s0, 0x0", (0,))))
+
+
 # -------------------------------------------------------------------- refusals
 
 

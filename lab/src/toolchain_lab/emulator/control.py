@@ -34,7 +34,8 @@ _CONDITIONS: dict[str, Callable[[Wave], bool]] = {
 _READS = {"scc": frozenset({SCC}), "exe": EXECS, "vcc": frozenset({VCC, VCC + 1})}
 COUNTERS = ("vm", "lgkm", "exp", "vs", "load", "store", "ds", "km", "sample", "bvh", "x")
 _COUNT = re.compile(r"(vm|lgkm|exp)cnt\((\d+)\)")
-_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+# On gfx11, a wait for a single counter adds the value of its first operand to its number. It is `null` for a constant.
+_NUMBER = re.compile(r"(?:null )?(0x[0-9a-f]+|\d+)")
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,12 @@ def wait(instruction: Instruction) -> Mapping[str, int]:
 
 def _counters(name: str, text: str) -> dict[str, int] | None:
     """Return the counters in the name of a wait, each with its number from `text`; None if the form is unknown."""
-    numbers = _NUMBER.findall(text)
+    number = _NUMBER.fullmatch(text)
     names = [part.strip("_") for part in name.removeprefix("s_waitcnt_").removeprefix("s_wait_").split("cnt")]
     names, rest = names[:-1], names[-1]
-    if rest or not numbers or not set(names) <= set(COUNTERS):
+    if rest or number is None or not set(names) <= set(COUNTERS):
         return None
-    value = int(numbers[-1], 0)
+    value = int(number[1], 0)
     # A wait for two counters encodes the number for the DS counter in the lower byte, and the number for the other
     # counter above it.
     return {names[0]: value} if len(names) == 1 else {names[0]: value >> 8, names[1]: value & 0xFF}
