@@ -238,6 +238,7 @@ def test_wait_for_a_number_in_a_register_is_refused() -> None:
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
         ("s_load_b32 null, s[4:5], 0x0", GFX1201, "null"),
+        ("v_cndmask_b32_e64 v0, v1, v2, null", Target("gfx1100", 64), "null as a lane mask"),
         ("s_setkill 1", GFX1201, "s_setkill"),
         ("s_barrier_signal -2", GFX1201, "s_barrier_signal"),
         ("s_barrier_wait 1", GFX1201, "s_barrier_wait"),

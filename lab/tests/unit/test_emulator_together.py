@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 from lab.tests.emulator_fixtures import program, workgroup
+from toolchain_lab.emulator.disassembly import Line
+from toolchain_lab.emulator.rows import rows_of
+from toolchain_lab.emulator.syntax import parse
+from toolchain_lab.emulator.wave import Target
 from toolchain_lab.emulator.workgroup import Workgroup
 
 # v0 holds the numbers of the lanes; the instructions put the wave's number into s2.
@@ -71,3 +75,10 @@ def test_waves_that_write_to_the_same_address_run_one_after_the_other(reverse: b
     assert made.executed()["global_store_dword"] == 2
     left = np.frombuffer(group.memory.content(0), np.uint32)
     assert np.array_equal(left, np.arange(64) + (0 if reverse else 64))
+
+
+@pytest.mark.parametrize(("source", "known"), [("s[4:5]", True), ("0", True), ("null", False)])
+def test_only_pairs_of_registers_are_read_for_all_waves_at_once(source: str, known: bool) -> None:
+    # M0 follows the register `null`, so the two are not a pair.
+    instruction = parse(Line(0, f"s_or_b64 s[0:1], s[2:3], {source}", (0,)))
+    assert (rows_of(instruction, Target("gfx1100", 64)) is not None) == known

@@ -31,6 +31,7 @@ INTEGER = [
     v("a shift's amount has five bits", "v_lshlrev_b32_e32 v0, 33, v1", {"v1": 1}, {"v0": 2}),
     v("an arithmetic shift keeps the sign", "v_ashrrev_i32_e32 v0, 4, v1", {"v1": 0x80000000}, {"v0": 0xF8000000}),
     v("64 bits shift by six bits", "v_lshlrev_b64 v[0:1], 33, v[2:3]", {"v[2:3]": 1}, {"v[0:1]": 1 << 33}),
+    v("null is 0 in 64 bits", "v_lshrrev_b64 v[0:1], 0, null", {"m0": 1}, {"v[0:1]": 0}, "gfx1100"),
     v("XAD is xor, then add", "v_xad_u32 v0, v1, v2, v3", {"v1": 6, "v2": 3, "v3": 10}, {"v0": 15}),
     v("BFI picks by the mask", "v_bfi_b32 v0, v1, v2, v3", {"v1": 0xFF, "v2": 0x1234, "v3": 0xABCD}, {"v0": 0xAB34}),
     v("BFE of width 0 is 0", "v_bfe_u32 v0, v1, 4, 0", {"v1": 0xFFFFFFFF}, {"v0": 0}),

@@ -201,11 +201,11 @@ class Operands:
         if register is None:
             value = np.asarray(np.uint64(self.constant(text, 64) & QUAD))
             return lambda _: value
-        self.read(register, 2)
-        low = register.index
-        if register.vector:
-            return lambda wave: join_quads(wave.u[low], wave.u[low + 1])
-        return lambda wave: np.asarray(np.uint64(wave.quad(low)))
+        if not register.vector:
+            number = self.quad(text)
+            return lambda wave: np.asarray(np.uint64(number(wave)))
+        low = self.read(register, 2).index
+        return lambda wave: join_quads(wave.u[low], wave.u[low + 1])
 
     def f64(self, text: str) -> Get:
         """Return the function that reads a source as `float64`, with its modifiers applied.
@@ -224,7 +224,7 @@ class Operands:
     def mask(self, text: str) -> Get:
         """Return the function that reads a lane mask, `bool[lanes]`."""
         register = self.register(text)
-        if register is None or register.vector:
+        if register is None or register.vector or text == "null":
             raise self.instruction.unknown(f"{text} as a lane mask")
         index = register.index
         self.masks.update(range(index, index + self.target.lanes // 32))

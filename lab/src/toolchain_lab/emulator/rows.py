@@ -63,7 +63,7 @@ def _source(operands: Operands, text: str) -> _Source | None:
         bits = operands.constant(text, 32 * words)
         value = np.array([bits >> 32 * word & WORD for word in range(words)], np.uint32)
         return lambda _: value
-    if register.vector:
+    if register.vector or text == "null":
         return None
     index = register.index
     return lambda batch: batch.rows[:, index : index + words]
