@@ -364,6 +364,10 @@ SCALAR = [
         {"s0": bits(7)},
         "gfx1201",
     ),
+    *(
+        v(f"{name} ignores NaN", f"{name} s0, s1, s2", {"s1": 0x7F800001, "s2": bits(3)}, {"s0": bits(3)}, "gfx1201")
+        for name in ("s_max_num_f32", "s_min_num_f32")
+    ),
     v(
         "gfx12: MAX's SCC is set where both are equal",
         "s_max_u32 s0, s1, s2",

@@ -60,6 +60,14 @@ def _from_integer(*, sign: bool) -> Handler:
     return build
 
 
+def _prefers_number(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns the other argument if one is NaN, and otherwise the result of `compute`.
+
+    For a single number, numpy's `fmax` and `fmin` return NaN if an argument is a signaling NaN.
+    """
+    return lambda a, b: a if np.isnan(b) else b if np.isnan(a) else compute(a, b)
+
+
 def _to_integer(low: float, high: float) -> Callable[[int], int]:
     return lambda bits: int(float_math.to_integer(np.array(bits, np.uint32).view(np.float32), low, high))
 
@@ -68,8 +76,10 @@ HANDLERS: dict[str, Handler] = {
     "s_add_f32": _float(np.add, 2),
     "s_sub_f32": _float(np.subtract, 2),
     "s_mul_f32": _float(np.multiply, 2),
-    **dict.fromkeys(("s_max_f32", "s_max_num_f32"), _float(float_math.maximum, 2)),
-    **dict.fromkeys(("s_min_f32", "s_min_num_f32"), _float(float_math.minimum, 2)),
+    "s_max_f32": _float(float_math.maximum, 2),
+    "s_min_f32": _float(float_math.minimum, 2),
+    "s_max_num_f32": _float(_prefers_number(float_math.maximum), 2),
+    "s_min_num_f32": _float(_prefers_number(float_math.minimum), 2),
     "s_fmac_f32": _float(float_math.fma, 2, accumulate=True),
     **dict.fromkeys(("s_fmamk_f32", "s_fmaak_f32"), _float(float_math.fma, 3)),
     "v_s_exp_f32": _float(float_math.exp2, 1),
