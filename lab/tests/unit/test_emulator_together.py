@@ -26,6 +26,10 @@ PROGRAMS: Mapping[str, Sequence[str]] = {
         "v_readfirstlane_b32 s3, v0", "s_or_b64 exec, exec, s[8:9]", "v_writelane_b32 v3, s3, 5",
         "v_readlane_b32 s4, v0, 9", "s_not_b64 s[10:11], vcc",
     ),
+    "lanes that a value activates": (
+        *NUMBER, "v_mov_b32_e32 v3, 0", "v_add_u32_e32 v1, 5, v1", "v_readlane_b32 exec_lo, v1, 0",
+        "v_mov_b32_e32 v3, 1", "v_readfirstlane_b32 exec_hi, v0", "v_mov_b32_e32 v4, v3",
+    ),
     "a branch that one wave takes": (
         *NUMBER, "s_cmp_eq_u32 s2, 1", "s_cbranch_scc1 1", "v_mov_b32_e32 v2, 3", "v_add_u32_e32 v3, 1, v0",
     ),

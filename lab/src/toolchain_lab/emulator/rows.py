@@ -112,6 +112,8 @@ def _lane_move(operands: Operands) -> RunBatch | None:
     index, register = _place(operands, place), operands.register(vector)
     if index is None or register is None or not register.vector or register.half is not None:
         return None
+    if index >= EXEC and not to_lane:
+        return None
     number = register.index
     if not rest:
         return lambda batch: _first_lane(batch, index, number)
