@@ -30,7 +30,8 @@ from typing import NamedTuple
 
 from scripts.heaps import compile_heap
 
-CALL = re.compile(r"^ +COMMAND = cd (\S+) && (\S+/bin/\S+-tblgen .*)$", re.MULTILINE)
+# CMake appends `&& cmake -E cmake_transform_depfile …` to the calls of LLVM 20 and newer.
+CALL = re.compile(r"^ +COMMAND = cd (\S+) && (\S+/bin/\S+-tblgen (?:(?! && ).)*)", re.MULTILINE)
 LONG = 5.0  # seconds
 CONDITIONS = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "HOME": "/nowhere", "USER": "other", "COLUMNS": "41"}
 

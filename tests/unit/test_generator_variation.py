@@ -15,6 +15,7 @@ GENERATOR = r"""
 #include <stdlib.h>
 #include <string.h>
 int main(int count, char **words) {
+  if (!strcmp(words[count - 1], "cmake_transform_depfile")) return 1;
   void *first = malloc(24), *second = malloc(24);
   for (int at = 1; at < count; at++)
     if (!strcmp(words[at], "-o")) {
@@ -39,6 +40,7 @@ def build(tmp_path: Path) -> Path:
         f"{program} {option} -I/build --write-if-changed -o lib{option}.inc -d x.d"
         for option in ("-gen-order", "-gen-zone", "-gen-nothing")
     ]
+    lines[2] += " && /usr/bin/false -E cmake_transform_depfile"
     (folder / "build.ninja").write_text("\n".join(lines) + "\n  COMMAND = cd /build && /usr/bin/true -o other\n")
     return folder
 
