@@ -214,6 +214,16 @@ LANES = [
         {"exec": 0b11, "vcc": 0b01, "v1": [1, 2], "v2": 10},
         {"v0": [13, 11], "vcc": 0},
     ),
+    *(
+        v(
+            f"{name} reads the half that its text names",
+            f"{name} v0.h, v1.h, v2.l {selected}quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf",
+            {"v0": 0x1234, "v1": [half(value) << 16 for value in (1, 2, 3, 4)], "v2": half(8)},
+            {"v0": [half(value) << 16 | 0x1234 for value in (10, 9, 12, 11)]},
+            "gfx1100",
+        )
+        for name, selected in (("v_add_f16_e64_dpp", "op_sel:[1,0,1] "), ("v_add_f16_dpp", ""))
+    ),
     v(
         "dpp8 within eight lanes",
         "v_mov_b32_dpp v0, v1 dpp8:[7,6,5,4,3,2,1,0]",

@@ -99,7 +99,9 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     if writes_exec and not (enabled & (inside | zero)).all():
         raise instruction.unknown("lanes without a source or outside of row_mask and bank_mask")
     signs = signs_of(texts[place])
-    fetch = source(operands, "t", signs.text)
+    fetch, register = source(operands, "t", signs.text), operands.register(signs.text)
+    # A half is copied to both halves of the new source, because op_sel repeats which half the text names.
+    copies = np.uint32(1 if register is None or register.half is None else 0x10001)
     texts[place] = texts[place].replace(signs.text, _CHANGED[0])
     changed: list[Array] = [np.zeros(lanes, np.uint32)]
     operands.instruction = replace(instruction, operands=tuple(texts))
@@ -109,7 +111,7 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     def run(wave: Wave) -> None:
         valid = inside if fetch_inactive else inside & wave.mask[origin]
         values = np.broadcast_to(fetch(wave), (lanes,))[origin]
-        changed[0] = np.where(valid, values, np.uint32(0))
+        changed[0] = np.where(valid, values * copies, np.uint32(0))
         kept = wave.mask, wave.all_lanes
         mask = kept[0] & enabled if zero else kept[0] & enabled & valid
         wave.mask, wave.all_lanes = mask, bool(mask.all())
