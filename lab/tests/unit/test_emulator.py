@@ -249,6 +249,7 @@ def test_wait_for_a_number_in_a_register_is_refused() -> None:
             GFX1100,
             "v_cmpx_eq_u32: lanes",
         ),
+        ("v_mov_b32_dpp v0, v1 row_shr:1 row_mask:0xf bank_mask:0xf fi:1", GFX1100, "v_mov_b32: fi"),
         ("ds_permute_b32 v0, v1, v2", Target("gfx1151", 64), "ds_permute_b32: 64 lanes"),
         ("v_wmma_f16_16x16x16_f16 v[0:7], v[8:15], v[16:23], v[0:7]", GFX1100, "v_wmma_f16_16x16x16_f16"),
     ],

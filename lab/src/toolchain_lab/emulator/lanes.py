@@ -91,6 +91,9 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     # DPP8 has no bound_ctrl: a lane that reads an invalid lane always gets 0.
     zero = eight or modifiers.text("bound_ctrl") in {"0", "1"}
     fetch_inactive = modifiers.number("fi") == 1
+    if fetch_inactive and not inside.all():
+        # AMD's manuals contradict themselves: the text says that bound_ctrl decides, and a table says otherwise.
+        raise instruction.unknown("fi with lanes outside of the row")
     place = 2 if instruction.name in _CARRIES else 1
     texts = list(instruction.operands)
     writes_exec = instruction.name.startswith("v_cmpx")
