@@ -234,6 +234,8 @@ def test_wait_for_a_number_in_a_register_is_refused() -> None:
         ("s_getreg_b32 s0, hwreg(HW_REG_MODE)", GFX942, "s_getreg_b32"),
         ("v_mov_b32_e32 v0, src_shared_base", GFX942, "src_shared_base"),
         ("v_mov_b32_e32 v0, -v1", GFX942, "v1"),
+        ("v_add_u16_e64 v0, v1, 1.0", GFX942, "v_add_u16: the constant 1.0"),
+        ("v_cvt_f32_bf16_e32 v0, 1.0", Target("gfx950", 64), "v_cvt_f32_bf16: the constant 1.0"),
         ("s_and_b64 s[0:1], s[2:3], 0xffffffff", GFX942, "0xffffffff"),
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),

@@ -170,8 +170,8 @@ class Operands:
 
         Args:
             high, packed: as in `half`.
-            floating: whether a packed constant such as 1.0 means a float16 in the lower half; otherwise it means a
-                float32.
+            floating: whether a constant such as 1.0 means a float16, in the lower half if `packed` is set; otherwise a
+                packed one means a float32, and another one is refused.
         """
         if text in self.raw:
             raw, place = self.raw[text], np.uint32(16 * high)
@@ -179,7 +179,11 @@ class Operands:
         self.plain(text)
         register = self.register(text)
         if register is None:
-            bits = 32 if packed and not (floating and _FLOAT.match(text)) else 16
+            decimal = _FLOAT.match(text) is not None
+            if decimal and not floating and not packed:
+                # AMD's manuals say that integer instructions read a float16; LLVM says that they read half a float32.
+                raise self.instruction.unknown(f"the constant {text} as an integer")
+            bits = 32 if packed and not (floating and decimal) else 16
             value = np.asarray(np.uint16(self.constant(text, bits) >> (16 * high if packed else 0) & 0xFFFF))
             return lambda _: value
         index, part = register.index, high if register.half is None else register.half
