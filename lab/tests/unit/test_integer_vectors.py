@@ -128,6 +128,20 @@ INTEGER = [
         {"exec": 3, "v2": 2, "v3": 0x80000000, "v[4:5]": [1, 0xFFFFFFFF00000000]},
         {"v[0:1]": [0x100000001, 0], "s[0:1]": 0b10},
     ),
+    v(
+        "the carry of a signed product and sum is the sign of the exact sum",
+        "v_mad_i64_i32 v[0:1], s[0:1], v2, v3, v[4:5]",
+        {
+            "exec": 0b1111,
+            "v2": [0xFFFFFFFF, 3, 0x80000000, 0x80000000],
+            "v3": [1, 5, 0x80000000, 0x7FFFFFFF],
+            "v[4:5]": [0, 1 << 63, (1 << 63) - 1, 1 << 63],
+        },
+        {
+            "v[0:1]": [(1 << 64) - 1, (1 << 63) + 15, (1 << 62) + (1 << 63) - 1, (1 << 62) + (1 << 31)],
+            "s[0:1]": 0b1011,
+        },
+    ),
     v("lanes that are not active keep their value", "v_mov_b32_e32 v0, 1", {"exec": 0b10, "v0": 9}, {"v0": [9, 1, 9]}),
     v("a literal is 32 bits", "v_mov_b32_e32 v0, 0x3fb8aa3b", {}, {"v0": 0x3FB8AA3B}),
     v("a small negative constant is extended", "v_and_b32_e32 v0, -2, v1", {"v1": 0xFF}, {"v0": 0xFE}),

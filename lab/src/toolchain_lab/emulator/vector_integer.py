@@ -140,7 +140,7 @@ def multiply_add_64(operands: Operands) -> Run:
 
 
 def multiply_add_signed_64(operands: Operands) -> Run:
-    """Decode V_MAD_I64_I32 and V_MAD_CO_I64_I32, which add a signed product, and write signed overflow as the carry."""
+    """Decode V_MAD_I64_I32 and V_MAD_CO_I64_I32, which add a signed product, and write bit 64 as the carry."""
     result, carry, first, second, third = operands.instruction.operands
     left, right, add = operands.i32(first), operands.i32(second), operands.u64(third)
     put, put_carry = operands.put_u64(result), operands.put_mask(carry)
@@ -151,7 +151,8 @@ def multiply_add_signed_64(operands: Operands) -> Run:
         total = product + addend
         overflow = ((product ^ total) & (addend ^ total)) < 0
         put(wave, np.broadcast_to(total.view(np.uint64), (wave.lanes,)))
-        put_carry(wave, overflow)
+        # A sum that overflows 64 bits has the wrong sign; bit 64 is the sign of the exact sum.
+        put_carry(wave, (total < 0) ^ overflow)
 
     return run
 
