@@ -153,6 +153,21 @@ def test_short_loads_extend_or_keep_halves() -> None:
     assert [get(wave, name)[0] for name in ("v1", "v2", "v3", "v4")] == [0x80, 0xFFFFFF80, 0xFFFFFF80, 0x1234BBBB]
 
 
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx950"])
+def test_loads_of_halves_set_the_other_half_to_0_on_cdna(gpu: str) -> None:
+    wave = wave_of(gpu, [np.array([0x80, 0xFF, 0x34, 0x12], np.uint8)])
+    put(wave, "v0", 0)
+    put(wave, "v[1:3]", 0xAAAABBBBAAAABBBBAAAABBBB)
+    wave.group.lds.halves[1] = 0x5678
+    run(
+        wave,
+        "global_load_sbyte_d16 v1, v0, s[4:5]",
+        "global_load_short_d16_hi v2, v0, s[4:5] offset:2",
+        "ds_read_u16_d16 v3, v0 offset:2",
+    )
+    assert [get(wave, name)[0] for name in ("v1", "v2", "v3")] == [0xFF80, 0x12340000, 0x5678]
+
+
 def test_lds_pairs_count_their_offsets_in_elements() -> None:
     wave = wave_of("gfx942")
     put(wave, "v0", 0)

@@ -95,6 +95,10 @@ def writer(operands: Operands, text: str, access: Access) -> Callable[[Wave, Arr
     if half is None:
         put_word = operands.put_u32(text)
         return lambda wave, values: put_word(wave, extended(values[0]))
+    if operands.target.generation == 9:
+        # CDNA's manuals say that with ECC, which its GPUs have, a load of 16 bits sets the other half to 0.
+        put_word, low, place = operands.put_u32(text), np.uint32(0xFFFF), np.uint32(16 * half)
+        return lambda wave, values: put_word(wave, (extended(values[0]) & low) << place)
     put_half = operands.put_half_bits(text, half)
     return lambda wave, values: put_half(wave, extended(values[0]).astype(np.uint16))
 
