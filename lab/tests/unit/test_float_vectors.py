@@ -42,10 +42,16 @@ FLOAT = [
         {"v0": bits(-2)},
     ),
     v(
-        "clamp keeps 0 to 1, and NaN is 0",
-        "v_add_f32_e64 v0, v1, 0 clamp",
-        {"v1": [bits(2), bits(-1), bits(NAN), bits(0.25)]},
-        {"v0": [bits(1), 0, 0, bits(0.25)]},
+        "clamp keeps 0 to 1, and NaN and -0 are 0",
+        "v_add_f32_e64 v0, v1, v1 clamp",
+        {"v1": [bits(2), bits(-1), bits(NAN), bits(0.25), bits(-0.0)]},
+        {"v0": [bits(1), 0, 0, bits(0.5), 0]},
+    ),
+    v(
+        "a clamped half is not -0",
+        "v_add_f16_e64 v0, v1, v1 clamp",
+        {"v1": [half(2), half(-0.0)]},
+        {"v0": [half(1), 0]},
     ),
     v(
         "MAX of NaN and a number is the number",

@@ -1,4 +1,4 @@
-"""Functions that other modules share: on bits, lane masks, bfloat16 numbers, exponents and magnitudes."""
+"""Functions that other modules share: on bits, lane masks, bfloat16 numbers, clamping, exponents and magnitudes."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ def round_bf16(values: Array) -> Array:
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
     return np.where(np.isnan(np.asarray(values, np.float32)), quiet, rounded).astype(np.uint16)
+
+
+def clamped(values: Array) -> Array:
+    """Clamp floats to the range from 0 to 1, as the modifier `clamp` does: NaN becomes 0, and -0 becomes +0."""
+    kind = values.dtype.type
+    kept: Array = np.where(values > 0, np.minimum(values, kind(1)), kind(0))
+    return kept
 
 
 def exponent(values: Array) -> Array:

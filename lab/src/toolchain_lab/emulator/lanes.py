@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.bits import Array, clamped
 from toolchain_lab.emulator.lanewise import Handler, LaneOp, parts, refuse_overflow, source
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.registers import signs_of
@@ -166,7 +166,7 @@ def sdwa(operands: Operands, row: LaneOp) -> Run:
     def run(wave: Wave) -> None:
         value = np.asarray(compute(wave))
         if clamps:
-            value = np.clip(np.nan_to_num(value, nan=0.0), value.dtype.type(0), value.dtype.type(1))
+            value = clamped(value)
         if row.result == "h":
             refuse_overflow(wave, instruction, value)
         bits = value.view(np.uint16 if value.itemsize == 2 else np.uint32).astype(np.uint32)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.bits import Array, clamped
 from toolchain_lab.emulator.operands import Get, Operands, Put, Run
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
@@ -173,7 +173,7 @@ def destination(operands: Operands, row: LaneOp, text: str, high: int | None = N
 
         def put(wave: Wave, value: Array) -> None:
             if clamp:
-                value = np.clip(np.nan_to_num(value, nan=0.0), np.float16(0), np.float16(1))
+                value = clamped(value)
             if letter == "h" and wave.clamps_overflow:
                 refuse_overflow(wave, operands.instruction, value)
             bits(wave, np.asarray(value).view(np.uint16))
@@ -183,7 +183,7 @@ def destination(operands: Operands, row: LaneOp, text: str, high: int | None = N
 
     def put_quad(wave: Wave, value: Array) -> None:
         if clamps:
-            value = np.clip(np.nan_to_num(value, nan=0.0), 0.0, 1.0)
+            value = clamped(value)
         quad(wave, np.asarray(value).view(np.uint64))
 
     return put_quad

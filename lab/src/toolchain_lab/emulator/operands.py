@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from toolchain_lab.emulator.bits import QUAD, WORD, Array, join_quads, signed, split_quads
+from toolchain_lab.emulator.bits import QUAD, WORD, Array, clamped, join_quads, signed, split_quads
 from toolchain_lab.emulator.registers import SCC, VECTOR, Register, Signed, register_of, signs_of
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import EXEC, NULL, Target, Wave
@@ -266,14 +266,14 @@ class Operands:
         """Return the function that writes `float32` to the active lanes of a register; `offset` is as in `u32`.
 
         Args:
-            clamp: whether values are clamped to the range from 0 to 1, which turns NaN into 0.
+            clamp: whether values are clamped to the range from 0 to 1.
         """
         index = self.vector(text).index + offset
         self.writes.add(VECTOR + index)
 
         def put(wave: Wave, value: Array) -> None:
             if clamp:
-                value = np.clip(np.nan_to_num(value, nan=0.0), np.float32(0), np.float32(1))
+                value = clamped(value)
             if wave.all_lanes:
                 wave.f[index][:] = value
             else:
