@@ -81,6 +81,12 @@ FLOAT = [
         {"v1": bits(5), "v2": bits(-1), "v3": bits(2)},
         {"v0": bits(2)},
     ),
+    v(
+        "MED3 drops the first number that equals the maximum, and +0 equals -0",
+        "v_med3_f32 v0, v1, v2, v3",
+        {"v1": bits(-1), "v2": [bits(-0.0), 0, bits(-0.0)], "v3": [0, bits(-0.0), bits(-0.0)]},
+        {"v0": [0, bits(-0.0), bits(-0.0)]},
+    ),
     v("EXP is 2 to the power", "v_exp_f32_e32 v0, v1", {"v1": [bits(3), bits(-INF)]}, {"v0": [bits(8), 0]}),
     v("EXP flushes a denormal result", "v_exp_f32_e32 v0, v1", {"v1": bits(-130)}, {"v0": 0}),
     v("LOG flushes a denormal", "v_log_f32_e32 v0, v1", {"v1": [bits(8), TINY]}, {"v0": [bits(3), bits(-INF)]}),

@@ -107,8 +107,13 @@ def minimum_or_nan(first: Array, *others: Array) -> Array:
 
 
 def median(a: Array, b: Array, c: Array) -> Array:
-    """Compute V_MED3: the median of three numbers, or the minimum of the others if one is NaN."""
-    middle = maximum(minimum(a, b), minimum(maximum(a, b), c))
+    """Compute V_MED3: the median of three numbers, or the minimum of the others if one is NaN.
+
+    It is the maximum of the two numbers that are left after the first one that equals the maximum of all three. As +0
+    equals -0, this determines the sign of a result that is 0.
+    """
+    largest = maximum(maximum(a, b), c)
+    middle = np.where(largest == a, maximum(b, c), np.where(largest == b, maximum(a, c), maximum(a, b)))
     return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), minimum(minimum(a, b), c), middle)
 
 
