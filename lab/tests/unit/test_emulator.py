@@ -244,6 +244,7 @@ def test_wait_for_a_number_in_a_register_is_refused() -> None:
         ("s_setkill 1", GFX1201, "s_setkill"),
         ("s_barrier_signal -2", GFX1201, "s_barrier_signal"),
         ("s_barrier_wait 1", GFX1201, "s_barrier_wait"),
+        ("v_dot2acc_f32_f16_e32 v0, 1.0, v1", GFX1100, "v_dot2acc_f32_f16: the constant 1.0"),
         ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "v_dot2_bf16_bf16"),
         ("ds_bpermute_b32 v0, v1, v2", Target("gfx1100", 64), "ds_bpermute_b32: 64 lanes"),
         (

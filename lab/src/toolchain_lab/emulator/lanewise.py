@@ -134,10 +134,13 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
 
 
 def _two_halves(operands: Operands, text: str) -> Get:
-    """Return the function that reads two halves as 32 bits. The upper half of a constant such as 1.0 is 0."""
+    """Return the function that reads two halves as 32 bits. The upper half of a constant such as 1.0 is 0 on gfx9.
+
+    On later GPUs, such a constant is refused: AMD's manuals say that both halves are 1.0, but LLVM assumes 0.
+    """
     if operands.register(text) is not None or text.startswith("0x"):
         return operands.u32(text)
-    if text != "0" and "." not in text:
+    if text != "0" and ("." not in text or operands.target.generation > 9):
         raise operands.instruction.unknown(f"the constant {text} as two halves")
     value = np.asarray(np.uint32(operands.constant(text, 16)))
     return lambda _: value
