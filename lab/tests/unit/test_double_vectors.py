@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.tests.emulator_fixtures import bits, double, pair
+from lab.tests.emulator_fixtures import bits, double, get, pair, put, run, wave_of
 from lab.tests.instruction_vectors import INF, NAN, TINY, Vector, check, d, v
 
 DOUBLE = [
@@ -243,3 +243,24 @@ COMPARE = [
 @pytest.mark.parametrize("vector", [*DOUBLE, *NARROW, *COMPARE], ids=lambda vector: vector.rule)
 def test_instruction_follows_its_documented_rule(vector: Vector) -> None:
     check(vector)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "text", "plain", "saturated"),
+    [
+        ("gfx942", "v_cvt_pk_fp8_f32 v0, v1, v2", 0x8080, 0xFF7F),
+        ("gfx950", "v_cvt_pk_bf8_f32 v0, v1, v2", 0xFC7C, 0xFB7B),
+        ("gfx950", "v_cvt_scalef32_pk_fp8_f32 v0, v1, v2, 0.5", 0xFF7F, 0xFE7E),
+        ("gfx1201", "v_cvt_pk_fp8_f32 v0, v1, v2", 0xFF7F, 0xFE7E),
+    ],
+)
+def test_infinity_becomes_the_largest_fp8_number_in_the_mode_that_clamps(
+    gpu: str, text: str, plain: int, saturated: int
+) -> None:
+    wave = wave_of(gpu)
+    for name, value in (("v0", 0), ("v1", bits(INF)), ("v2", bits(-1e30))):
+        put(wave, name, value)
+    run(wave, text)
+    assert set(get(wave, "v0")) == {plain}
+    run(wave, "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1", text)
+    assert set(get(wave, "v0")) == {saturated}

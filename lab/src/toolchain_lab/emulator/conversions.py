@@ -81,9 +81,10 @@ def _pack(operands: Operands, kind: str, name: str, *, scaled: bool) -> Run:
     def run(wave: Wave) -> None:
         factor, codes = scale(wave), []
         for get in gets:
-            value = np.asarray(get(wave), np.float64)
-            refuse_overflow(wave, operands.instruction, value)
-            codes.append(form.encode(value / factor, saturate=wave.clamps_overflow).astype(np.uint16))
+            value = np.asarray(get(wave), np.float64) / factor
+            if wave.clamps_overflow:
+                value = np.nan_to_num(value, nan=np.nan)  # infinity becomes a finite number, which saturates
+            codes.append(form.encode(value, saturate=wave.clamps_overflow).astype(np.uint16))
         put(wave, codes[0] | codes[1] << np.uint16(8))
 
     return run
