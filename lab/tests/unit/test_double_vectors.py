@@ -224,6 +224,16 @@ COMPARE = [
         {"exec": 7, "v1": [TINY, TINY | 1 << 31, bits(1)], "v2": 0x90},
         {"vcc": 0b011},
     ),
+    *(
+        v(
+            f"CLASS of a half: bits 0, 4, 7 and 8 are signaling NaN, denormals and positive numbers, {gpu}",
+            f"v_cmp_class_f16_e64 {mask}, 0x191",
+            {"exec": 0b11111, "v1": [value << shift for value in (0x7C01, 0x7E00, 0x0400, 0x03FF, 0x8001)]},
+            {mask.partition(",")[0]: 0b11101},
+            gpu,
+        )
+        for gpu, mask, shift in (("gfx942", "s[0:1], v1", 0), ("gfx1100", "s0, v1.h", 16))
+    ),
     v(
         "CMPX on gfx11 writes EXEC alone",
         "v_cmpx_gt_i32_e32 2, v0",

@@ -94,6 +94,12 @@ FLOAT = [
     v("RNDNE: ties go to even", "v_rndne_f32_e32 v0, v1", {"v1": [bits(0.5), bits(1.5)]}, {"v0": [0, bits(2)]}),
     v("FRACT stays below 1", "v_fract_f32_e32 v0, v1", {"v1": bits(-1e-10)}, {"v0": 0x3F7FFFFF}),
     v("LDEXP", "v_ldexp_f32 v0, v1, v2", {"v1": bits(1.5), "v2": 0xFFFFFFFF}, {"v0": bits(0.75)}),
+    v(
+        "LDEXP of a half is rounded once",
+        "v_ldexp_f16_e64 v0, v1, v2",
+        {"v1": [half(1.5), 0x07FF, half(-1)], "v2": [1, 0xFFFF, 0x7FFF]},
+        {"v0": [half(3), 0x0400, half(-INF)]},
+    ),
     v("FREXP gives a mantissa of half and more", "v_frexp_mant_f32_e32 v0, v1", {"v1": bits(12)}, {"v0": bits(0.75)}),
     v(
         "FREXP: the exponent of infinity is 0",

@@ -63,6 +63,7 @@ def _rows() -> dict[str, LaneOp]:
     for kind, letter in _TYPES.items():
         for name, compare in _INTEGER.items():
             rows[f"{name}_{kind}"] = LaneOp("b", letter * 2, compare)
+    rows["class_f16"] = LaneOp("b", "hw", classify)
     rows["class_f32"] = LaneOp("b", "fu", classify)
     rows["class_f64"] = LaneOp("b", "eu", classify)
     return rows

@@ -229,11 +229,8 @@ def classify(values: Array, wanted: Array) -> Array:
     """Compute V_CMP_CLASS: whether each number belongs to one of the classes whose bits are set in `wanted`."""
     values = np.asarray(values)
     negative, magnitude = np.signbit(values), np.abs(values)
-    tiny: np.float32 | np.float64 = _TINY
-    if values.dtype == np.float64:
-        tiny, quiet = np.float64(2.0**-1022), (values.view(np.uint64) & np.uint64(1 << 51)) != 0
-    else:
-        quiet = (values.view(np.uint32) & np.uint32(1 << 22)) != 0
+    about = np.finfo(values.dtype)
+    tiny, quiet = about.smallest_normal, (values.view(f"u{values.itemsize}") >> (about.nmant - 1) & 1).astype(np.bool_)
     tests = (
         np.isnan(values) & ~quiet,
         np.isnan(values) & quiet,

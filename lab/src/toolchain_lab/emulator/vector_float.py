@@ -134,6 +134,7 @@ LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(("v_fmamk_f16", "v_fmaak_f16"), LaneOp("h", "hhh", float_math.fma_half)),
     **dict.fromkeys(("v_med3_f16", "v_med3_num_f16"), LaneOp("h", "hhh", float_math.median)),
     "v_div_fixup_f16": LaneOp("h", "hhh", float_math.div_fixup_half, keeps_high=True),
+    "v_ldexp_f16": LaneOp("h", "hs", lambda a, b: float_math.scale(np.asarray(a, np.float32), b).astype(np.float16)),
     "v_cvt_f16_i16": LaneOp("h", "s", lambda a: np.asarray(a).astype(np.float16)),
     "v_cvt_f16_u16": LaneOp("h", "w", lambda a: np.asarray(a).astype(np.float16)),
     "v_cvt_i16_f16": LaneOp("s", "h", lambda a: float_math.to_integer(a, -32768.0, 32767.0).astype(np.int16)),

@@ -187,6 +187,23 @@ def _saturating() -> dict[str, LaneOp]:
     return rows
 
 
+def _of_three() -> dict[str, LaneOp]:
+    """Return the rows of the instructions that select one of three integers."""
+    functions: dict[str, Compute] = {
+        "max3": lambda a, b, c: np.maximum(np.maximum(a, b), c),
+        "min3": lambda a, b, c: np.minimum(np.minimum(a, b), c),
+        "med3": lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c)),
+        "maxmin": lambda a, b, c: np.minimum(np.maximum(a, b), c),
+        "minmax": lambda a, b, c: np.maximum(np.minimum(a, b), c),
+    }
+    letters = {"u32": "u", "i32": "i", "u16": "w", "i16": "s"}
+    return {
+        f"v_{name}_{kind}": LaneOp(letter, letter * 3, compute)
+        for name, compute in functions.items()
+        for kind, letter in letters.items()
+    }
+
+
 # These rows are used instead of those in LANE_OPS if the instruction has the modifier `clamp`.
 SATURATING = _saturating()
 LANE_OPS: dict[str, LaneOp] = {
@@ -237,6 +254,8 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_mul_hi_u32": LaneOp("u", "uu", high_product),
     "v_mul_hi_i32": LaneOp("i", "ii", high_product_signed),
     "v_mul_u32_u24": LaneOp("u", "uu", lambda a, b: (a & _U24) * (b & _U24)),
+    "v_mul_hi_u32_u24": LaneOp("u", "uu", lambda a, b: high_product(a & _U24, b & _U24)),
+    "v_mul_hi_i32_i24": LaneOp("i", "ii", lambda a, b: high_product_signed(i24(a), i24(b))),
     "v_mul_i32_i24": LaneOp("i", "ii", lambda a, b: i24(a) * i24(b)),
     "v_max_u32": LaneOp("u", "uu", np.maximum),
     "v_min_u32": LaneOp("u", "uu", np.minimum),
@@ -257,12 +276,7 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_bfe_i32": LaneOp("u", "uuu", signed_bit_field),
     "v_mad_u32_u24": LaneOp("u", "uuu", lambda a, b, c: (a & _U24) * (b & _U24) + c),
     "v_mad_i32_i24": LaneOp("i", "iii", lambda a, b, c: i24(a) * i24(b) + c),
-    "v_max3_u32": LaneOp("u", "uuu", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
-    "v_min3_u32": LaneOp("u", "uuu", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
-    "v_max3_i32": LaneOp("i", "iii", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
-    "v_min3_i32": LaneOp("i", "iii", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
-    "v_med3_i32": LaneOp("i", "iii", lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))),
-    "v_med3_u32": LaneOp("u", "uuu", lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))),
+    **_of_three(),
     "v_alignbit_b32": LaneOp("u", "uut", align_bit),
     "v_alignbyte_b32": LaneOp("u", "uut", align_byte),
     **dict.fromkeys(("v_ffbh_i32", "v_cls_i32"), LaneOp("u", "i", leading_signs)),
