@@ -148,6 +148,13 @@ NARROW = [
     v("FNUZ: two from E4M3", "v_cvt_pk_f32_fp8_e32 v[0:1], v2", {"v2": 0xC844}, {"v0": bits(1.5), "v1": bits(-2)}),
     v("FNUZ: two from E5M2", "v_cvt_pk_f32_bf8_e32 v[0:1], v2", {"v2": 0xC442}, {"v0": bits(1.5), "v1": bits(-2)}),
     v(
+        "FNUZ: two from the upper half",
+        "v_cvt_pk_f32_fp8_sdwa v[0:1], v2 src0_sel:WORD_1",
+        {"v2": 0xC8440000},
+        {"v0": bits(1.5), "v1": bits(-2)},
+    ),
+    v("FNUZ: one by its byte", "v_cvt_f32_bf8_sdwa v0, v2 src0_sel:BYTE_3", {"v2": 0xC4000000}, {"v0": bits(-2)}),
+    v(
         "OCP: two from the upper half",
         "v_cvt_pk_f32_fp8_e64 v[0:1], v2 op_sel:[1,0]",
         {"v2": 0xC03C0000},

@@ -234,6 +234,12 @@ def test_wait_for_a_number_in_a_register_is_refused() -> None:
         ("s_getreg_b32 s0, hwreg(HW_REG_MODE)", GFX942, "s_getreg_b32"),
         ("v_mov_b32_e32 v0, src_shared_base", GFX942, "src_shared_base"),
         ("v_mov_b32_e32 v0, -v1", GFX942, "v1"),
+        ("v_cvt_f32_fp8_sdwa v0, v1 src0_sel:WORD_1", GFX942, "src0_sel:WORD_1"),
+        (
+            "v_add_co_u32_sdwa v0, vcc, v1, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:DWORD",
+            GFX942,
+            "v_add_co_u32: the modifier dst_sel",
+        ),
         ("v_add_u16_e64 v0, v1, 1.0", GFX942, "v_add_u16: the constant 1.0"),
         ("v_cvt_f32_bf16_e32 v0, 1.0", Target("gfx950", 64), "v_cvt_f32_bf16: the constant 1.0"),
         ("s_and_b64 s[0:1], s[2:3], 0xffffffff", GFX942, "0xffffffff"),

@@ -38,9 +38,17 @@ def _scale(operands: Operands, text: str | None) -> Get:
     return get
 
 
+def _selected(operands: Operands, unit: str) -> int:
+    """Return the number of the word or the byte that SDWA selects on gfx9; 0 without SDWA."""
+    choice = operands.instruction.modifiers.text("src0_sel", f"{unit}_0")
+    if not choice.startswith(unit):
+        raise operands.instruction.unknown(f"src0_sel:{choice}")
+    return int(choice[-1])
+
+
 def _unpack(operands: Operands, kind: str, name: str, *, scaled: bool) -> Run:
     result, source, *rest = operands.instruction.operands
-    high = operands.instruction.modifiers.vector("op_sel", [0])[0]
+    high = operands.instruction.modifiers.vector("op_sel", [_selected(operands, "WORD")])[0]
     bits, scale = operands.half_bits(source, high), _scale(operands, rest[0] if scaled else None)
     form = format_of(operands.target, name)
     words = 2 if kind == "f32" else 1
@@ -101,7 +109,8 @@ def _pair(operands: Operands, text: str, kind: str) -> list[Get]:
 def _single(name: str) -> Handler:
     def build(operands: Operands) -> Run:
         result, source = operands.instruction.operands
-        place = np.uint32(8 * operands.instruction.modifiers.number("byte_sel"))
+        byte = operands.instruction.modifiers.number("byte_sel", _selected(operands, "BYTE"))
+        place = np.uint32(8 * byte)
         bits, put, form = operands.u32(source), operands.put_f32(result), format_of(operands.target, name)
         return lambda wave: put(wave, form.decode(bits(wave) >> place & np.uint32(255)))
 

@@ -194,10 +194,7 @@ def _found(name: str) -> Handler | None:
 def _build(operands: Operands) -> Run:
     instruction = operands.instruction
     handler = _handler(instruction)
-    if instruction.suffix == "sdwa":
-        row = _row(instruction)
-        if row is None:
-            raise instruction.unknown("SDWA")
+    if instruction.suffix == "sdwa" and (row := _row(instruction)) is not None:
         return lanes.sdwa(operands, row)
     if instruction.suffix in _DPP:
         return lanes.dpp(operands, handler)
