@@ -241,6 +241,8 @@ def test_wait_for_a_number_in_a_register_is_refused() -> None:
             "v_add_co_u32: the modifier dst_sel",
         ),
         ("v_add_u16_e64 v0, v1, 1.0", GFX942, "v_add_u16: the constant 1.0"),
+        ("v_add_nc_u16 v0.l, v1.l, 3 op_sel:[0,1,0]", GFX1100, "v_add_nc_u16: the upper half of the constant 3"),
+        ("v_pk_mov_b32 v[0:1], v[2:3], 3 op_sel:[0,1]", GFX942, "v_pk_mov_b32: the upper half of the constant 3"),
         ("v_cvt_f32_bf16_e32 v0, 1.0", Target("gfx950", 64), "v_cvt_f32_bf16: the constant 1.0"),
         ("s_and_b64 s[0:1], s[2:3], 0xffffffff", GFX942, "0xffffffff"),
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),

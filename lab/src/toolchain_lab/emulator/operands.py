@@ -183,6 +183,8 @@ class Operands:
             if decimal and not floating and not packed:
                 # AMD's manuals say that integer instructions read a float16; LLVM says that they read half a float32.
                 raise self.instruction.unknown(f"the constant {text} as an integer")
+            if high and not packed and text != "0":
+                raise self.instruction.unknown(f"the upper half of the constant {text}")
             bits = 32 if packed and not (floating and decimal) else 16
             value = np.asarray(np.uint16(self.constant(text, bits) >> (16 * high if packed else 0) & 0xFFFF))
             return lambda _: value

@@ -133,6 +133,8 @@ def move_pair(operands: Operands) -> Run:
 
 def _word(operands: Operands, text: str, part: int) -> Get:
     register = operands.register(text)
+    if register is None and part and text != "0":
+        raise operands.instruction.unknown(f"the upper half of the constant {text}")
     return operands.u32(text, part if register is not None and register.count > 1 else 0)
 
 
