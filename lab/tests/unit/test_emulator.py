@@ -236,9 +236,9 @@ def test_wait_for_a_number_in_a_register_is_refused() -> None:
         ("v_mov_b32_e32 v0, -v1", GFX942, "v1"),
         ("v_cvt_f32_fp8_sdwa v0, v1 src0_sel:WORD_1", GFX942, "src0_sel:WORD_1"),
         (
-            "v_add_co_u32_sdwa v0, vcc, v1, v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:DWORD",
+            "v_add_co_u32_sdwa v0, vcc, v1, v2 dst_sel:BYTE_1 dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:DWORD",
             GFX942,
-            "v_add_co_u32: the modifier dst_sel",
+            "v_add_co_u32: dst_sel:BYTE_1",
         ),
         ("v_add_u16_e64 v0, v1, 1.0", GFX942, "v_add_u16: the constant 1.0"),
         ("v_add_nc_u16 v0.l, v1.l, 3 op_sel:[0,1,0]", GFX1100, "v_add_nc_u16: the upper half of the constant 3"),

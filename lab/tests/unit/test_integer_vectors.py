@@ -290,6 +290,12 @@ LANES = [
         {"v0": 0x300},
     ),
     v(
+        "SDWA with a borrow",
+        "v_sub_co_u32_sdwa v0, vcc, sext(v1), v2 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:BYTE_3",
+        {"exec": 0b11, "v1": [0x7F, 0xFE], "v2": [0x80000000, 0x01000000]},
+        {"v0": [0xFFFFFFFF, 0xFFFFFFFD], "vcc": 0b01},
+    ),
+    v(
         "PERMLANEX16 reads the other row",
         "v_permlanex16_b32 v0, v1, s0, s1",
         {"v1": list(range(32)), "s0": 0x76543210, "s1": 0xFEDCBA98},

@@ -196,6 +196,8 @@ def _build(operands: Operands) -> Run:
     handler = _handler(instruction)
     if instruction.suffix == "sdwa" and (row := _row(instruction)) is not None:
         return lanes.sdwa(operands, row)
+    if instruction.suffix == "sdwa" and instruction.name in lanes.CARRIES:
+        return lanes.sdwa_with_carry(operands, handler)
     if instruction.suffix in _DPP:
         return lanes.dpp(operands, handler)
     return handler(operands)

@@ -18,7 +18,7 @@ from toolchain_lab.emulator.wave import Wave
 # These strings replace the sources that DPP or SDWA modifies; `Operands.raw` maps them to functions.
 _CHANGED = ("@0", "@1")
 # The second operand of these instructions is the carry that they write.
-_CARRIES = frozenset(
+CARRIES = frozenset(
     f"v_{name}_u32"
     for name in (
         "add_co",
@@ -94,7 +94,7 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     if fetch_inactive and not inside.all():
         # AMD's manuals contradict themselves: the text says that bound_ctrl decides, and a table says otherwise.
         raise instruction.unknown("fi with lanes outside of the row")
-    place = 2 if instruction.name in _CARRIES else 1
+    place = 2 if instruction.name in CARRIES else 1
     texts = list(instruction.operands)
     writes_exec = instruction.name.startswith("v_cmpx")
     if writes_exec and operands.target.generation > 9:
@@ -137,19 +137,34 @@ def _selected(get: Get, choice: str, *, sign: bool) -> Get:
     return lambda wave: (get(wave) >> place) & mask
 
 
-def sdwa(operands: Operands, row: LaneOp) -> Run:
-    """Decode an instruction with SDWA, which can use bytes or halves of its operands."""
-    instruction = operands.instruction
-    modifiers = instruction.modifiers
-    texts = list(instruction.operands)
-    for number, token in enumerate(_CHANGED[: len(row.sources.replace("d", "").replace("b", ""))]):
-        choice = modifiers.text(f"src{number}_sel", "DWORD")
-        operand = signs_of(texts[1 + number])
+def _select_sources(operands: Operands, first: int, count: int) -> None:
+    """Replace `count` sources, from operand number `first` on, by the parts of them that SDWA selects."""
+    texts = list(operands.instruction.operands)
+    for number, token in enumerate(_CHANGED[:count]):
+        choice = operands.instruction.modifiers.text(f"src{number}_sel", "DWORD")
+        operand = signs_of(texts[first + number])
         sign = operand.text.startswith("sext(")
         name = operand.text[5:-1] if sign else operand.text
         operands.raw[token] = _selected(operands.u32(name), choice, sign=sign)
-        texts[1 + number] = texts[1 + number].replace(operand.text, token)
-    operands.instruction = replace(instruction, operands=tuple(texts))
+        texts[first + number] = texts[first + number].replace(operand.text, token)
+    operands.instruction = replace(operands.instruction, operands=tuple(texts))
+
+
+def sdwa_with_carry(operands: Operands, build: Handler) -> Run:
+    """Decode an addition or a subtraction with SDWA that writes a carry."""
+    _select_sources(operands, 2, 2)
+    modifiers = operands.instruction.modifiers
+    if (selection := modifiers.text("dst_sel", "DWORD")) != "DWORD":
+        raise operands.instruction.unknown(f"dst_sel:{selection}")
+    modifiers.text("dst_unused")  # it has no effect, because the whole register is written
+    return build(operands)
+
+
+def sdwa(operands: Operands, row: LaneOp) -> Run:
+    """Decode an instruction with SDWA, which can use bytes or halves of its operands."""
+    _select_sources(operands, 1, len(row.sources.replace("d", "").replace("b", "")))
+    instruction = operands.instruction
+    modifiers, texts = instruction.modifiers, instruction.operands
     selection = modifiers.text("dst_sel", "DWORD")
     unused = modifiers.text("dst_unused", "UNUSED_PAD")
     compute, put = parts(operands, row)
