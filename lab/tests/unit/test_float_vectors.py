@@ -30,6 +30,13 @@ FLOAT = [
         {"v0": bits(7)},
     ),
     v(
+        "FMAC of a half adds to that half of the destination",
+        "v_fmac_f16_e64 v0.h, v1.l, -v2.h op_sel:[0,1,1,1]",
+        {"v0": pair(9, 1), "v1": pair(2, 9), "v2": pair(9, 3)},
+        {"v0": pair(9, -5)},
+        "gfx1100",
+    ),
+    v(
         "FMAMK: the constant is the second factor",
         "v_fmamk_f32 v0, v1, 0x40000000, v2",
         {"v1": bits(3), "v2": bits(1)},
@@ -81,6 +88,14 @@ FLOAT = [
         {"v1": bits(5), "v2": bits(-1), "v3": bits(2)},
         {"v0": bits(2)},
     ),
+    v(
+        "MAXMIN of halves is the maximum of two, or a limit",
+        "v_maxmin_num_f16 v0.l, v1.l, v1.h, 4.0 op_sel:[0,1,0,0]",
+        {"v0": 0, "v1": [pair(1, 3), pair(9, 3)]},
+        {"v0": [half(3), half(4)]},
+        "gfx1201",
+    ),
+    v("MAX3 of halves", "v_max3_f16 v0, v1, |v2|, v3", {"v1": half(1), "v2": half(-3), "v3": half(2)}, {"v0": half(3)}),
     v(
         "MED3 drops the first number that equals the maximum, and +0 equals -0",
         "v_med3_f32 v0, v1, v2, v3",

@@ -13,6 +13,8 @@ from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
 Compute = Callable[..., Array]
+# These letters of a `LaneOp` are for the destination's old value, whose type has another letter.
+_OLD = {"d": "f", "a": "e", "o": "h"}
 Handler = Callable[[Operands], Run]
 
 
@@ -24,9 +26,9 @@ class LaneOp:
 
     The letters of 32-bit types are `u` for uint32, `t` for uint32 or one half of a register, `p` for both halves of a
     register, `i` for int32, `f` for float32, and `d` for the destination's old value as float32. The letters of 16-bit
-    types are `h` for float16, `s` for int16, and `w` for uint16. The letters of 64-bit types are `q` for uint64, `l`
-    for int64, `e` for float64, and `a` for the destination's old value as float64. The letter `b` is for a lane mask,
-    which is VCC if the instruction's text omits it.
+    types are `h` for float16, `s` for int16, `w` for uint16, and `o` for the destination's old value as float16. The
+    letters of 64-bit types are `q` for uint64, `l` for int64, `e` for float64, and `a` for the destination's old value
+    as float64. The letter `b` is for a lane mask, which is VCC if the instruction's text omits it.
 
     Args:
         keeps_high: whether a 16-bit result preserves the upper half of its register on gfx9, where other 16-bit
@@ -90,13 +92,13 @@ def sources_and_put(operands: Operands, row: LaneOp) -> tuple[list[Get], Put]:
     gets: list[Get] = []
     position = first
     for number, letter in enumerate(row.sources):
-        if letter in "da":
-            gets.append(operands.f32(texts[0]) if letter == "d" else operands.f64(texts[0]))
+        high = selected[number] if number < len(selected) else 0
+        if letter in _OLD:
+            gets.append(source(operands, _OLD[letter], texts[0], high))
             continue
         if letter == "b" and position >= len(texts):
             gets.append(operands.mask(operands.vcc))
             continue
-        high = selected[number] if number < len(selected) else 0
         gets.append(source(operands, letter, texts[position], high))
         position += 1
     if position != len(texts):

@@ -8,7 +8,7 @@ import numpy as np
 
 from toolchain_lab.emulator import float_math
 from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
-from toolchain_lab.emulator.lanewise import Handler, LaneOp, refuse_overflow
+from toolchain_lab.emulator.lanewise import Compute, Handler, LaneOp, refuse_overflow
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
@@ -49,6 +49,25 @@ def _dot2(a: Array, b: Array, add: Array, *, bf16: bool = False, flush: bool = F
     return float_math.flushed(total) if flush else total
 
 
+def _of_three() -> dict[str, LaneOp]:
+    """Return the rows of the instructions that select one of three numbers."""
+    maximum, minimum = float_math.maximum, float_math.minimum
+    functions: dict[str, Compute] = {
+        "max3": lambda a, b, c: maximum(maximum(a, b), c),
+        "min3": lambda a, b, c: minimum(minimum(a, b), c),
+        "med3": float_math.median,
+        "maxmin": lambda a, b, c: minimum(maximum(a, b), c),
+        "minmax": lambda a, b, c: maximum(minimum(a, b), c),
+    }
+    types = {"f": ("f32", "num_f32"), "h": ("f16", "num_f16")}
+    return {
+        f"v_{name}_{kind}": LaneOp(letter, letter * 3, compute)
+        for name, compute in functions.items()
+        for letter, kinds in types.items()
+        for kind in kinds
+    }
+
+
 LANE_OPS: dict[str, LaneOp] = {
     "v_add_f32": LaneOp("f", "ff", np.add),
     "v_sub_f32": LaneOp("f", "ff", np.subtract),
@@ -67,25 +86,9 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_fma_f32": LaneOp("f", "fff", float_math.fma),
     "v_fmac_f32": LaneOp("f", "ffd", float_math.fma),
     **dict.fromkeys(("v_fmamk_f32", "v_fmaak_f32"), LaneOp("f", "fff", float_math.fma)),
-    **dict.fromkeys(
-        ("v_max3_f32", "v_max3_num_f32"),
-        LaneOp("f", "fff", lambda a, b, c: float_math.maximum(float_math.maximum(a, b), c)),
-    ),
-    **dict.fromkeys(
-        ("v_min3_f32", "v_min3_num_f32"),
-        LaneOp("f", "fff", lambda a, b, c: float_math.minimum(float_math.minimum(a, b), c)),
-    ),
     "v_maximum3_f32": LaneOp("f", "fff", float_math.maximum_or_nan),
     "v_minimum3_f32": LaneOp("f", "fff", float_math.minimum_or_nan),
-    **dict.fromkeys(("v_med3_f32", "v_med3_num_f32"), LaneOp("f", "fff", float_math.median)),
-    **dict.fromkeys(
-        ("v_maxmin_f32", "v_maxmin_num_f32"),
-        LaneOp("f", "fff", lambda a, b, c: float_math.minimum(float_math.maximum(a, b), c)),
-    ),
-    **dict.fromkeys(
-        ("v_minmax_f32", "v_minmax_num_f32"),
-        LaneOp("f", "fff", lambda a, b, c: float_math.maximum(float_math.minimum(a, b), c)),
-    ),
+    **_of_three(),
     "v_exp_f32": LaneOp("f", "f", float_math.exp2),
     "v_log_f32": LaneOp("f", "f", float_math.log2),
     "v_sqrt_f32": LaneOp("f", "f", float_math.sqrt),
@@ -131,8 +134,8 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_maximum_f16": LaneOp("h", "hh", float_math.maximum_or_nan),
     "v_minimum_f16": LaneOp("h", "hh", float_math.minimum_or_nan),
     "v_fma_f16": LaneOp("h", "hhh", float_math.fma_half, keeps_high=True),
+    "v_fmac_f16": LaneOp("h", "hho", float_math.fma_half),
     **dict.fromkeys(("v_fmamk_f16", "v_fmaak_f16"), LaneOp("h", "hhh", float_math.fma_half)),
-    **dict.fromkeys(("v_med3_f16", "v_med3_num_f16"), LaneOp("h", "hhh", float_math.median)),
     "v_div_fixup_f16": LaneOp("h", "hhh", float_math.div_fixup_half, keeps_high=True),
     "v_ldexp_f16": LaneOp("h", "hs", lambda a, b: float_math.scale(np.asarray(a, np.float32), b).astype(np.float16)),
     "v_cvt_f16_i16": LaneOp("h", "s", lambda a: np.asarray(a).astype(np.float16)),
