@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.tests.emulator_fixtures import bits, get, half, pair, put, run, wave_of
-from lab.tests.instruction_vectors import Vector, check, v
+from lab.tests.instruction_vectors import NAN, Vector, check, v
 
 INTEGER = [
     v("a sum drops its carry", "v_add_u32_e32 v0, v1, v2", {"v1": 0xFFFFFFFF, "v2": 2}, {"v0": 1}),
@@ -422,6 +422,29 @@ SCALAR = [
     *(
         v(f"{name} ignores NaN", f"{name} s0, s1, s2", {"s1": 0x7F800001, "s2": bits(3)}, {"s0": bits(3)}, "gfx1201")
         for name in ("s_max_num_f32", "s_min_num_f32")
+    ),
+    *(
+        v(
+            f"a scalar comparison {name} of a number and {other} gives {scc}",
+            f"s_cmp_{name}_f32 s0, s1",
+            {"s0": bits(1), "s1": bits(other)},
+            {"scc": scc},
+            "gfx1201",
+        )
+        for name, other, scc in (
+            ("o", NAN, 0),
+            ("u", NAN, 1),
+            ("nge", NAN, 1),
+            ("nge", 0.5, 0),
+            ("lg", NAN, 0),
+            ("lg", 2.0, 1),
+            ("nlg", NAN, 1),
+            ("neq", NAN, 1),
+            ("eq", NAN, 0),
+            ("nlt", 2.0, 0),
+            ("ngt", 2.0, 1),
+            ("nle", 2.0, 0),
+        )
     ),
     v(
         "gfx12: MAX's SCC is set where both are equal",

@@ -38,7 +38,7 @@ def _not(compare: Compute) -> Compute:
     return lambda a, b: ~np.asarray(compare(a, b))
 
 
-_FLOAT: dict[str, Compute] = {
+FLOAT: dict[str, Compute] = {
     **_ORDER,
     "lg": _different,
     "o": _ordered,
@@ -56,7 +56,7 @@ _TYPES = {"i32": "i", "u32": "u", "i64": "l", "u64": "q", "i16": "s", "u16": "w"
 
 def _rows() -> dict[str, LaneOp]:
     rows: dict[str, LaneOp] = {}
-    for name, compare in _FLOAT.items():
+    for name, compare in FLOAT.items():
         rows[f"{name}_f32"] = LaneOp("b", "ff", compare)
         rows[f"{name}_f64"] = LaneOp("b", "ee", compare)
         rows[f"{name}_f16"] = LaneOp("b", "hh", compare)

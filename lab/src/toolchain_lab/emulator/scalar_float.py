@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from toolchain_lab.emulator import float_math
+from toolchain_lab.emulator.compare import FLOAT
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.registers import SCC
-from toolchain_lab.emulator.scalar import COMPARES, unary
+from toolchain_lab.emulator.scalar import unary
 from toolchain_lab.emulator.wave import Wave
 
 
@@ -95,5 +96,5 @@ HANDLERS: dict[str, Handler] = {
     "s_cvt_f32_u32": _from_integer(sign=False),
     "s_cvt_i32_f32": unary(_to_integer(-2147483648.0, 2147483647.0), flags=False),
     "s_cvt_u32_f32": unary(_to_integer(0.0, 4294967295.0), flags=False),
-    **{f"s_cmp_{name}_f32": _float_compare(compare) for name, compare in COMPARES.items() if name != "lg"},
+    **{f"s_cmp_{name}_f32": _float_compare(compare) for name, compare in FLOAT.items()},
 }
