@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from lab.tests.emulator_fixtures import bits, double, get, pair, put, run, wave_of
@@ -260,6 +261,33 @@ COMPARE = [
 @pytest.mark.parametrize("vector", [*DOUBLE, *NARROW, *COMPARE], ids=lambda vector: vector.rule)
 def test_instruction_follows_its_documented_rule(vector: Vector) -> None:
     check(vector)
+
+
+def test_float64_division_is_rounded_once() -> None:
+    """LLVM's sequence of instructions for a division must give the bits of IEEE 754, also for extreme numbers."""
+    random = np.random.default_rng(1)
+    exponents = random.choice([0, 1, 54, 1023, 1151, 2044, 2045, 2046], (2, 64)).astype(np.uint64)
+    words = random.integers(0, 1 << 52, (2, 64), dtype=np.uint64) | exponents << np.uint64(52)
+    n, d = words.view(np.float64)
+    wave = wave_of("gfx942")
+    put(wave, "v[2:3]", words[0].tolist())
+    put(wave, "v[4:5]", words[1].tolist())
+    run(
+        wave,
+        "v_div_scale_f64 v[6:7], s[0:1], v[4:5], v[4:5], v[2:3]",
+        "v_rcp_f64_e32 v[8:9], v[6:7]",
+        "v_fma_f64 v[10:11], -v[6:7], v[8:9], 1.0",
+        "v_fma_f64 v[8:9], v[8:9], v[10:11], v[8:9]",
+        "v_fma_f64 v[10:11], -v[6:7], v[8:9], 1.0",
+        "v_fma_f64 v[8:9], v[8:9], v[10:11], v[8:9]",
+        "v_div_scale_f64 v[10:11], vcc, v[2:3], v[4:5], v[2:3]",
+        "v_mul_f64 v[12:13], v[10:11], v[8:9]",
+        "v_fma_f64 v[6:7], -v[6:7], v[12:13], v[10:11]",
+        "v_div_fmas_f64 v[6:7], v[6:7], v[8:9], v[12:13]",
+        "v_div_fixup_f64 v[0:1], v[6:7], v[4:5], v[2:3]",
+    )
+    with np.errstate(all="ignore"):
+        assert get(wave, "v[0:1]") == (n / d).view(np.uint64).tolist()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from toolchain_lab.emulator.lanewise import Handler, LaneOp
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-_SCALING = float_math.Scaling(768, 128, 128, 53, np.float64(2.0**-1022))
+_SCALING = float_math.Scaling(768, 128, 53, np.float64(2.0**-1022))
 _SPLIT = 2.0**27 + 1
 # This is the number of fractional bits of 2/pi that V_TRIG_PREOP_F64 uses.
 _TURN_BITS = 1201

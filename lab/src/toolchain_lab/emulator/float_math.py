@@ -256,20 +256,17 @@ class Scaling:
     Args:
         distance: the denominator is scaled if the numerator's exponent exceeds that of the denominator by this or more.
         power: an operand is usually scaled by 2^power or 2^-power.
-        both_small: the denominator is scaled by 2^both_small if its reciprocal and the quotient are both denormal.
         small: both operands are scaled if the numerator's biased exponent is at most this.
         tiny: the smallest normal number of the type.
     """
 
     distance: int
     power: int
-    both_small: int
     small: int
     tiny: np.floating
 
 
-# AMD's manual gives 64 for `both_small`, but with 64 the denominator becomes infinite and the quotient NaN.
-_FP32 = Scaling(96, 64, -64, 23, _TINY)
+_FP32 = Scaling(96, 64, 23, _TINY)
 
 
 def div_scale(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
@@ -301,7 +298,8 @@ def scaled(value: Array, denominator: Array, numerator: Array, by: Scaling) -> t
     cases = (
         (exponent(numerator) - exponent(denominator) >= by.distance, by.power, is_denominator, True),
         (denormal(denominator), by.power, everything, False),
-        (small_inverse & small_quotient, by.both_small, is_denominator, True),
+        # AMD's manual gives a positive power here, with which the denominator becomes infinite.
+        (small_inverse & small_quotient, -by.power, is_denominator, True),
         (small_inverse, -by.power, everything, False),
         (small_quotient, by.power, is_numerator, True),
         (exponent(numerator) <= by.small, by.power, everything, False),
