@@ -325,6 +325,12 @@ def _highest_bit(width: int) -> Callable[[int], int]:
     return lambda value: width - value.bit_length() if value else WORD
 
 
+def _leading_signs(width: int) -> Callable[[int], int]:
+    """Return the function that counts the leading bits that equal the sign bit; if all bits do, it returns all ones."""
+    ones, count = (1 << width) - 1, _highest_bit(width)
+    return lambda value: count(value ^ ones if value >> width - 1 else value)
+
+
 def _of_width(width: int) -> dict[str, Handler]:
     """Return the decoders, by mnemonic, for the `width`-bit forms of instructions that exist for 32 and for 64 bits."""
     words = width // 32
@@ -341,6 +347,10 @@ def _of_width(width: int) -> dict[str, Handler]:
         **dict.fromkeys((f"s_ff1_i32_b{width}", f"s_ctz_i32_b{width}"), unary(_lowest_bit, 1, width, flags=False)),
         **dict.fromkeys(
             (f"s_flbit_i32_b{width}", f"s_clz_i32_u{width}"), unary(_highest_bit(width), 1, width, flags=False)
+        ),
+        **dict.fromkeys(
+            ("s_flbit_i32", "s_cls_i32") if width == 32 else ("s_flbit_i32_i64", "s_cls_i32_i64"),
+            unary(_leading_signs(width), 1, width, flags=False),
         ),
     }
     table.update({f"s_{name}_b{width}": _logic(logic, width) for name, logic in LOGIC.items()})
