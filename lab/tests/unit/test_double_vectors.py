@@ -13,6 +13,13 @@ DOUBLE = [
     d("float64: a product", "v_mul_f64 v[0:1], |v[2:3]|, v[4:5]", -3, 0.5, 1.5),
     d("float64: a literal is the upper half", "v_mul_f64 v[0:1], 0x40080000, v[2:3]", 2, 6),
     d("float64: an integer constant is bits", "v_add_f64 v[0:1], v[2:3], 1", 0, 0, bits_of=1),
+    v(
+        "float64: FMA of huge scalars",
+        "v_fma_f64 v[0:1], s[0:1], s[2:3], s[0:1]",
+        {"s[0:1]": double(2.0**1000), "s[2:3]": double(2.0**-1000)},
+        {"v[0:1]": double(2.0**1000)},
+        "gfx1100",
+    ),
     d(
         "float64: FMA rounds once",
         "v_fma_f64 v[0:1], v[2:3], v[4:5], v[6:7]",

@@ -41,7 +41,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
 
     Exact fractions are used for very large and very small arguments, because the method could overflow or underflow.
     """
-    a, b, c = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64), np.asarray(c, np.float64))
+    a, b, c = np.broadcast_arrays(*(np.atleast_1d(np.asarray(each, np.float64)) for each in (a, b, c)))
     product = a * b
     (high_a, low_a), (high_b, low_b) = _halves(a), _halves(b)
     rest = low_a * low_b - (((product - high_a * high_b) - low_a * high_b) - high_a * low_b)
@@ -53,7 +53,7 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     result = np.where(known, top + float_math.add_to_odd(below, lost), result)
     for lane in zip(*np.nonzero(slow), strict=True):
         result[lane] = _by_fractions(float(a[lane]), float(b[lane]), float(c[lane]), 0)
-    return result if result.ndim or not slow else np.asarray(_by_fractions(float(a), float(b), float(c), 0))
+    return result
 
 
 def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
