@@ -452,6 +452,17 @@ SCALAR = [
         )
     ),
     v(
+        "a scalar float16 is the lower half, and the upper half becomes 0",
+        "s_fmac_f16 s0, s1, 2.0",
+        {"s0": pair(1, 9), "s1": pair(3, 9)},
+        {"s0": half(7)},
+        "gfx1201",
+    ),
+    v("a scalar float16 is widened", "s_cvt_f32_f16 s0, s1", {"s1": pair(-1.5, 9)}, {"s0": bits(-1.5)}, "gfx1201"),
+    v("a scalar float is narrowed", "s_cvt_f16_f32 s0, s1", {"s1": bits(2049)}, {"s0": half(2048)}, "gfx1151"),
+    v("scalar halves are compared", "s_cmp_ngt_f16 s0, 1.0", {"s0": pair(1, 9)}, {"scc": 1}, "gfx1201"),
+    v("PACK_HL", "s_pack_hl_b32_b16 s0, s1, s2", {"s1": 0x11112222, "s2": 0x33334444}, {"s0": 0x44441111}, "gfx1100"),
+    v(
         "gfx12: MAX's SCC is set where both are equal",
         "s_max_u32 s0, s1, s2",
         {"s1": 4, "s2": 4},

@@ -412,5 +412,6 @@ HANDLERS: dict[str, Handler] = {
     "s_bfm_b32": _binary(lambda a, b: (1 << (a & 31)) - 1 << (b & 31), flags=False),
     "s_pack_ll_b32_b16": _binary(lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16, flags=False),
     "s_pack_lh_b32_b16": _binary(lambda a, b: a & 0xFFFF | b & 0xFFFF0000, flags=False),
+    "s_pack_hl_b32_b16": _binary(lambda a, b: a >> 16 | (b & 0xFFFF) << 16, flags=False),
     "s_pack_hh_b32_b16": _binary(lambda a, b: a >> 16 | b & 0xFFFF0000, flags=False),
 }
