@@ -414,6 +414,7 @@ SCALAR = [
         for value, count in ((0xCCCC, 16), (0xFFFF3333, 16), (0x80000000, 1), (0, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF))
     ),
     v("leading signs of 64 bits", "s_cls_i32_i64 s0, s[2:3]", {"s[2:3]": 0xFFFFFFFFCCCC0000}, {"s0": 34}, "gfx1100"),
+    v("the order of 64 bits is reversed", "s_brev_b64 s[0:1], s[2:3]", {"s[2:3]": 0xD}, {"s[0:1]": 0xB << 60}),
     v("a bit is tested", "s_bitcmp1_b32 s0, 3", {"s0": 8}, {"scc": 1}),
     v("a bit is set", "s_bitset1_b32 s0, 4", {"s0": 1}, {"s0": 17}),
     v("writes to null are dropped, reads of it are 0", "s_add_co_u32 s0, null, 7", {}, {"s0": 7}, "gfx1201"),

@@ -343,6 +343,7 @@ def _of_width(width: int) -> dict[str, Handler]:
         f"s_cselect_b{width}": _select(width),
         f"s_mov_b{width}": unary(lambda a: a, words, width, flags=False) if width == 32 else _move_quad,
         f"s_not_b{width}": unary(lambda a: _flagged(~a, width), words, width),
+        f"s_brev_b{width}": unary(lambda a: int(f"{a:0{width}b}"[::-1], 2), words, width, flags=False),
         f"s_bcnt1_i32_b{width}": unary(lambda a: _flagged(a.bit_count()), 1, width),
         **dict.fromkeys((f"s_ff1_i32_b{width}", f"s_ctz_i32_b{width}"), unary(_lowest_bit, 1, width, flags=False)),
         **dict.fromkeys(
@@ -404,7 +405,6 @@ HANDLERS: dict[str, Handler] = {
     "s_abs_i32": unary(lambda a: _flagged(abs(a)), sign=True),
     "s_sext_i32_i16": unary(lambda a: signed(a, 16), flags=False),
     "s_sext_i32_i8": unary(lambda a: signed(a, 8), flags=False),
-    "s_brev_b32": unary(lambda a: int(f"{a:032b}"[::-1], 2), flags=False),
     "s_bitcmp0_b32": _test_bit(wanted=0),
     "s_bitcmp1_b32": _test_bit(wanted=1),
     "s_bitset0_b32": _set_bit(to=0),
