@@ -95,12 +95,17 @@ def bundle_of(campaign: Path, name: str = "add", gpus: tuple[str, ...] = GPUS) -
     return plain(*((TARGET + gpu, (campaign / gpu / f"{name}-fp16.hsaco").read_bytes()) for gpu in gpus))
 
 
-@pytest.mark.parametrize("section", [b".nv_fatbin", b"__nv_relfatbin"])
-def test_cuda_target_is_read_from_both_kinds_of_section(tmp_path: Path, section: bytes) -> None:
-    element = struct.pack("<HHIQ", 2, 0, 64, 0) + bytes(12) + struct.pack("<I", 90) + bytes(32)
+@pytest.mark.parametrize(
+    ("section", "flags", "target"),
+    [(b".nv_fatbin", 0x8011, "sm_90"), (b"__nv_relfatbin", 0x108011, "sm_90a"), (b".nv_fatbin", 0x208011, "sm_90f")],
+)
+def test_cuda_target_is_read_from_both_kinds_of_section(
+    tmp_path: Path, section: bytes, flags: int, target: str
+) -> None:
+    element = struct.pack("<HHIQ12xI8xQ16x", 2, 0, 64, 0, 90, flags)
     content = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(element)) + element
     (tmp_path / "lib.so").write_bytes(library(content, section))
-    assert run("audit", tmp_path)["gpus"] == {"sm_90": {}}
+    assert run("audit", tmp_path)["gpus"] == {target: {}}
 
 
 FORMS: dict[str, Callable[[bytes], bytes]] = {

@@ -19,6 +19,8 @@ from toolchain_lab.examine.revisions import INSIDE, revisions
 from toolchain_lab.metered import metered
 
 _FATBIN = b"\x50\xed\x55\xba"
+# Flags of an entry: its code uses the features of one architecture, as sm_90a, or of a family, as sm_100f.
+_ONE, _FAMILY = 1 << 20, 1 << 21
 # CUDA's compilers put relocatable device code (-rdc=true) into a section of another name, with the same fat binaries.
 _NVIDIA = (".nv_fatbin", "__nv_relfatbin")
 _ELF = b"\x7fELF"
@@ -195,7 +197,7 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
-    """Yield the architecture of each entry in the CUDA fat binaries of a section: `sm_90`, or `compute_90` for PTX."""
+    """Yield the architecture of each entry in a section of CUDA fat binaries: `sm_90a`, or `compute_90a` for PTX."""
     place, last = start, start + size
     entries, words = _MOST_ENTRIES, _MOST_WORDS
     while (place := skip_zeros(stream, place, last)) + 16 <= last:
@@ -209,10 +211,11 @@ def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
         while entry + 64 <= end:
             row = _exactly(stream, entry, 64)
             kind, _, header, payload = struct.unpack_from("<HHIQ", row)
-            (arch,) = struct.unpack_from("<I", row, 28)
-            if header < 32:
+            arch, flags = struct.unpack_from("<I8xQ", row, 28)
+            if header < 48:
                 break
-            yield f"{'compute' if kind == 1 else 'sm'}_{arch}"
+            features = "a" if flags & _ONE else "f" if flags & _FAMILY else ""
+            yield f"{'compute' if kind == 1 else 'sm'}_{arch}{features}"
             entry += header + payload
             entries -= 1
             _require_few(entries, words)
