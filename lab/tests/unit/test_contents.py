@@ -133,6 +133,14 @@ def test_gpu_of_a_bare_code_object_in_a_library_is_found(campaign: Path, tmp_pat
     assert run("audit", tmp_path, "--gpu", "gfx942")["libraries"][0]["targets"] == ["gfx942"]
 
 
+def test_runtime_does_not_count_as_kernels_of_a_gpu(campaign: Path, tmp_path: Path) -> None:
+    """ROCm's runtime, which wheels for ROCm include, has kernels for all GPUs, but they only copy images."""
+    code = (campaign / "gfx942/add-fp16.hsaco").read_bytes()
+    (tmp_path / "libhsa-runtime64-0a1b2c3d.so.1").write_bytes(library(code, b".rodata"))
+    result = run("audit", tmp_path, "--gpu", "gfx942", code=KernelError.code)
+    assert (result["gpus"], result["absent"]) == ({}, ["gfx942"])
+
+
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_bundle_with_the_name_of_a_code_object_is_unpacked(
     campaign: Path, tmp_path: Path, form: Callable[[bytes], bytes]

@@ -21,6 +21,7 @@ from toolchain_lab.cli.try_cmd import PythonOpt, TimeoutOpt, WheelOpt, chosen_tr
 
 if TYPE_CHECKING:
     from toolchain_lab.examine.audit import Audit
+    from toolchain_lab.examine.libraries import Library
 
 WhatArg = Annotated[str, typer.Argument(metavar="WHAT", help=PLACE_HELP)]
 GpuOpt = Annotated[str | None, typer.Option("--gpu", help="Required GPUs, comma-separated.", show_default=False)]
@@ -188,11 +189,15 @@ def screen(result: Audit) -> Iterator[str]:
     if result.glibc:
         yield f"  glibc {result.glibc} or newer"
     for library in result.libraries:
-        inside = [*(f"LLVM {revision}" for revision in library.llvms), *library.targets]
-        if inside:
+        if inside := _inside(library):
             yield f"  {library.path}: {', '.join(inside)}"
     for text, equal in result.rebuilt.items():
         yield f"  rebuilt, {'equal' if equal else 'DIFFERENT'}: {text[:160]}"
+
+
+def _inside(library: Library) -> list[str]:
+    targets = ("kernels of ROCm's runtime, which only copy images",) if library.is_runtime else library.targets
+    return [*(f"LLVM {revision}" for revision in library.llvms), *targets]
 
 
 def _remarks(result: Audit) -> Iterator[str]:

@@ -68,14 +68,14 @@ class Audit:
         """Return the number of kernels by GPU and function, without empty kernels.
 
         A GPU for which only libraries contain code has an empty mapping, because code in libraries is not listed by
-        function.
+        function. The kernels of ROCm's runtime are not counted.
         """
         counters: dict[str, Counter[str]] = {}
         for kernel in self.kernels:
             if kernel.facts is not None:
                 counters.setdefault(kernel.gpu, Counter())[kernel.family] += 1
         for library in self.libraries:
-            for target in library.targets:
+            for target in () if library.is_runtime else library.targets:
                 counters.setdefault(target, Counter())
         return {gpu: dict(sorted(counts.items())) for gpu, counts in sorted(counters.items())}
 

@@ -61,6 +61,11 @@ class Library:
     sealed: int = 0
     fault: str = ""
 
+    @property
+    def is_runtime(self) -> bool:
+        """Whether this is ROCm's runtime, which has kernels for all GPUs, but only to copy images."""
+        return self.path.rpartition("/")[2].startswith("libhsa-runtime64")
+
 
 def read_library(file: StoredFile) -> Library | None:
     """Return the facts about a library or program for the host; None for any other file and for a damaged ELF file.
