@@ -323,6 +323,13 @@ def test_libraries_for_windows_are_noted(campaign: Path, tmp_path: Path) -> None
     assert "2 libraries for Windows" in note
 
 
+def test_cubins_are_noted(campaign: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.cubin").write_bytes(b"\x7fELF")
+    assert "1 cubin for NVIDIA was not read: a.cubin" in run(tmp_path, code=ConfigError.code)["why"]
+    shutil.copy(campaign / "gfx942" / "add-fp16.hsaco", tmp_path)
+    assert len(run(tmp_path)["notes"]) == 1
+
+
 def test_empty_plan_or_plan_without_the_gpu_is_refused(campaign: Path, tmp_path: Path) -> None:
     prefix(campaign, tmp_path / "p")
     (tmp_path / "none").mkdir()

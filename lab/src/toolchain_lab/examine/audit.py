@@ -156,21 +156,24 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
         else:
             result.damaged.append(f"{error.what} ({error.why})" if error.why else error.what)
 
-    windows: list[str] = []
+    windows, cubins = list[str](), list[str]()
     with opened(what, cache) as files:
-        kernels = kernels_of(_looking(files, result, windows, fault), fault)
+        kernels = kernels_of(_looking(files, result, windows, cubins, fault), fault)
         result.kernels = sorted(kernels, key=lambda kernel: kernel.key)
         result.images, result.notes = files.images, files.notes()
     if windows:
         one_or_more = "1 library for Windows was" if len(windows) == 1 else f"{len(windows)} libraries for Windows were"
         result.notes.append(f"{one_or_more} not read: {_first(windows)}")
+    if cubins:
+        one_or_more = "1 cubin for NVIDIA was" if len(cubins) == 1 else f"{len(cubins)} cubins for NVIDIA were"
+        result.notes.append(f"{one_or_more} not read: {_first(cubins)}")
     if not (result.kernels or result.libraries or result.damaged or result.sealed):
         raise ConfigError(
             "nothing-compiled",
             f"{what} contains no compiled code",
             why="\n".join(
                 [
-                    "it contains neither kernels nor libraries for Linux; unpack packages such as .deb first",
+                    "it contains no kernels or libraries that can be read; unpack packages such as .deb first",
                     *result.notes,
                 ]
             ),
@@ -194,11 +197,13 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
     return result
 
 
-def _looking(files: Iterable[StoredFile], result: Audit, windows: list[str], on_fault: OnFault) -> Iterator[StoredFile]:
+def _looking(
+    files: Iterable[StoredFile], result: Audit, windows: list[str], cubins: list[str], on_fault: OnFault
+) -> Iterator[StoredFile]:
     """Yield the files that may contain kernels; record libraries, partial packs and prebuilt files in `result`.
 
     Args:
-        windows: a list to which the libraries for Windows are added.
+        windows, cubins: lists to which the libraries for Windows, and the code objects for NVIDIA, are added.
     """
     prebuilt = {row.path.rpartition("/")[2] for row in known_files()}
     for file in files:
@@ -208,6 +213,9 @@ def _looking(files: Iterable[StoredFile], result: Audit, windows: list[str], on_
             continue
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in prebuilt):
             result.prebuilt.append(file.path)
+        if name.endswith(".cubin"):
+            cubins.append(file.path)
+            continue
         if name.endswith(_HOST) or ".so." in name:
             try:
                 if (library := read_library(file)) is not None:
