@@ -269,6 +269,16 @@ def test_digest_of_ptx_omits_declarations_and_comments() -> None:
     assert first.digest == same.digest != other.digest
 
 
+def test_ptx_with_functions_only_has_no_kernel() -> None:
+    """Numba's wheels have such a file, which is linked with a kernel later."""
+    declared = ".extern .func (.param .b32 r) print\n(.param .b64 a)\n;\n"
+    text = f".target sm_50\n{declared}.visible .func (.param .b32 r) double(.param .b64 a)\n{{\nret;\n}}\n"
+    assert read_ptx(text, "f.ptx") == ()
+    for broken in (text.replace("}", ""), f".target sm_50\n{declared}", text.replace(".func", ".entry")[:-2]):
+        with pytest.raises(KernelError):
+            read_ptx(broken, "f.ptx")
+
+
 @pytest.mark.parametrize("at", [0, 3, 19, 64, 300, 2000])
 def test_truncated_code_object_is_refused(built: Path, tmp_path: Path, at: int) -> None:
     content = (built / "a" / "gfx942" / "attention-fp16.hsaco").read_bytes()

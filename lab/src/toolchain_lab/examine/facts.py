@@ -21,6 +21,7 @@ _RSRC1 = 48  # bytes; the offset of compute_pgm_rsrc1 in a kernel descriptor
 _LONGEST_LINE = 1 << 16
 _TARGET = re.compile(r"\s*\.target\s+(\w+)")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
+_FUNCTION = re.compile(r"^(?!\s*\.extern\b).*\.func\b")
 _THREADS = re.compile(r"\.(?:max|req)ntid\s+(\d{1,9})\b")
 _SPACE = re.compile(r"\.(local|shared)\s")
 _SIZE = re.compile(r"\[(\d{1,9})\]")
@@ -163,10 +164,13 @@ def _count(row: Mapping[str, Any], name: str, default: int | None = None) -> int
 def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
     """Return the facts about each kernel in a PTX file. Registers are unknown, because the driver allocates them later.
 
-    KernelError is raised if the file names no target, contains no kernel, has no `}` after its last `.entry`, or
-    contains a line of more than 65,536 characters.
+    The result is empty for a file that contains only functions, which is linked with others.
+
+    KernelError is raised if the file names no target, contains neither a kernel nor a function, has no `}` after the
+    last one, or contains a line of more than 65,536 characters.
     """
     target, kernels, above = "", list[_Entry](), 0
+    closed: bool | None = None  # whether the last function is complete; None if there is none
     for line in text.splitlines():
         if len(line) > _LONGEST_LINE:
             raise _not_ptx(where, f"a line has {len(line)} characters, and the limit is {_LONGEST_LINE}")
@@ -174,10 +178,16 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
             target = match[1]
         if match := _ENTRY.search(line):
             kernels.append(_Entry(match[1]))
+        elif _FUNCTION.match(line):
+            closed = False
+        if closed is False:
+            closed = "}" in line
         if kernels:
             kernels[-1].take(line)
         elif (space := _space(line)) is not None and space[0] == "shared":
             above += space[1]
+    if target and closed and not kernels:
+        return ()
     if not target or not kernels or not kernels[-1].closed:
         why = "it has no complete .entry" if target else "it has no .target"
         raise _not_ptx(where, why)
