@@ -320,6 +320,7 @@ def test_each_mistake_has_its_own_message(built: Path, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["kernels", "diff", *map(str, words)])
         assert done.exit_code == code, done.output
         seen.add(done.stderr.splitlines()[0].replace(str(tmp_path), ""))
+        assert ("inside libraries" in done.stderr) == (words[1:] == (tmp_path / "empty",))
     assert len(seen) == 7
 
 

@@ -79,6 +79,7 @@ def kernels_in(
         raise ConfigError("nothing-compiled",
             f"{what} contains no compiled kernels",
             why="\n".join(["nothing in it is a code object, a pack of AOTriton, a result of a kernel store or PTX",
+                           "kernels inside libraries are not read; `toolchain audit` lists their GPUs",
                            *files.notes()]),
             fix=f"for the images in this folder: oci:{what}"
             if (Path(what) / "oci-layout").is_file()
