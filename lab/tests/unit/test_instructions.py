@@ -218,6 +218,10 @@ def test_text_of_a_python_exception_is_not_the_reason(tmp_path: Path) -> None:
     with pytest.raises(CodeObjectError) as caught:
         bridge.load(path)
     assert "expected 1" not in caught.value.why
+    path.write_bytes(b"PK\3\4, as in a wheel")
+    with pytest.raises(CodeObjectError) as caught:
+        bridge.load(path)
+    assert caught.value.why == "it is not an ELF file"
 
 
 def test_size_of_arguments_is_read_from_the_metadata(tmp_path: Path) -> None:

@@ -134,6 +134,8 @@ def load(
 
     try:
         with opened(path) as stream:
+            if stream.read(4) != b"\x7fELF":
+                raise ValueError("it is not an ELF file")
             elf = ELFFile(stream)
             if elf.elfclass != 64 or elf["e_machine"] not in (224, "EM_AMDGPU"):
                 raise ValueError(
@@ -198,7 +200,10 @@ def load(
     ) as error:
         why = str(error) if type(error) is ValueError else "one of its tables or its metadata is damaged"
         raise CodeObjectError(
-            "object-damaged", f"{path} is not a complete code object", why=why, fix="compile it again"
+            "object-damaged",
+            f"{path} is not a complete code object",
+            why=why,
+            fix="name a code object for an AMD GPU, or compile it again",
         ) from error
 
 
