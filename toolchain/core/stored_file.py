@@ -25,12 +25,14 @@ class StoredFile:
         size: the number of bytes that the folder, archive or image declares.
         start: a function that opens the content for reading from its beginning.
         seekable: whether the opened content can be read from any offset.
+        target: for a link in a folder, the path of the file in the folder that it leads to; otherwise empty.
     """
 
     path: str
     size: int
     start: Callable[[], BinaryIO]
     seekable: bool = False
+    target: str = ""
 
     def read(self, limit: int) -> bytes:
         """Return the content; raise a HostileInputError if it is larger than `limit` or than the declared `size`."""

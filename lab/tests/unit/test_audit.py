@@ -258,6 +258,7 @@ def test_glibc_and_targets_of_libraries_are_read(tmp_path: Path) -> None:
     (tmp_path / "libz.so.1").write_bytes(library.resolve().read_bytes())
     (row,) = run(tmp_path)["libraries"]
     assert (row["soname"], "libc.so.6" in row["needed"], row["targets"]) == ("libz.so.1", True, [])
+    (tmp_path / "libz.so").symlink_to("libz.so.1")  # as in most prefixes; it is the same library
     assert row["glibc"].startswith("2.")
     assert read_library(stored("x.so", b"\x7fELF")) is None
     element = struct.pack("<HHIQ", 2, 0, 64, 16) + bytes(12) + struct.pack("<I", 90) + bytes(32 + 16)

@@ -216,7 +216,9 @@ def _looking(
         if name.endswith(".cubin"):
             cubins.append(file.path)
             continue
-        if name.endswith(_HOST) or ".so." in name:
+        if _is_library(name):
+            if _is_library(file.target.rpartition("/")[2]):
+                continue  # it is read under its own name
             try:
                 if (library := read_library(file)) is not None:
                     result.libraries.append(library)
@@ -228,6 +230,10 @@ def _looking(
                 on_fault(error)
             continue
         yield file
+
+
+def _is_library(name: str) -> bool:
+    return name.endswith(_HOST) or ".so." in name
 
 
 def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
@@ -215,10 +216,12 @@ def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
         for name in sorted((*folders, *names)):
             path = Path(folder, name)
             within = str(path.relative_to(root))
-            if path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(real)):
+            link = path.is_symlink()
+            if link and not (path.exists() and path.resolve().is_relative_to(real)):
                 notes.link(within)
             elif path.is_file() and not notes.is_unfinished(within):  # `is_file` skips pipes and devices
-                yield on_disk(path, within, root)
+                file = on_disk(path, within, root)
+                yield replace(file, target=str(path.resolve().relative_to(real))) if link else file
 
 
 class _Budgeted:
