@@ -35,8 +35,10 @@ from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.trust import dsse
 from toolchain.trust.keys import load_public, new_key
+from toolchain_lab.cli.audit_cmd import screen
 from toolchain_lab.examine import audit
-from toolchain_lab.examine.kernels import kernels_of
+from toolchain_lab.examine.facts import Facts
+from toolchain_lab.examine.kernels import Kernel, kernels_of
 from toolchain_lab.examine.libraries import nvidia_targets, read_library
 
 GPUS = ("gfx942", "gfx1100")
@@ -256,9 +258,9 @@ def test_recompiled_source_cannot_see_files_of_the_caller(campaign: Path, tmp_pa
 def test_glibc_and_targets_of_libraries_are_read(tmp_path: Path) -> None:
     library = next(Path("/usr/lib").rglob("libz.so.1"))
     (tmp_path / "libz.so.1").write_bytes(library.resolve().read_bytes())
+    (tmp_path / "libz.so").symlink_to("libz.so.1")  # as in most prefixes; it is the same library
     (row,) = run(tmp_path)["libraries"]
     assert (row["soname"], "libc.so.6" in row["needed"], row["targets"]) == ("libz.so.1", True, [])
-    (tmp_path / "libz.so").symlink_to("libz.so.1")  # as in most prefixes; it is the same library
     assert row["glibc"].startswith("2.")
     assert read_library(stored("x.so", b"\x7fELF")) is None
     element = struct.pack("<HHIQ", 2, 0, 64, 16) + bytes(12) + struct.pack("<I", 90) + bytes(32 + 16)
@@ -329,6 +331,17 @@ def test_cubins_are_noted(campaign: Path, tmp_path: Path) -> None:
     assert "1 cubin for NVIDIA was not read: a.cubin" in run(tmp_path, code=ConfigError.code)["why"]
     shutil.copy(campaign / "gfx942" / "add-fp16.hsaco", tmp_path)
     assert len(run(tmp_path)["notes"]) == 1
+
+
+def test_long_lists_are_shortened_on_the_screen() -> None:
+    functions = [
+        Kernel(key=name, path=name, sha256="", facts=Facts(name=name, gpu="gfx942", code=1, digest=""))
+        for name in map("f{:02}".format, range(13))
+    ]
+    found = audit.Audit(what="x", kernels=functions, prebuilt=[f"{at}.bc" for at in range(50)])
+    text = "\n".join(screen(found))
+    assert "f09 1, 3 more\n" in text
+    assert "prebuilt by name: 0.bc, 1.bc, 2.bc, 3.bc, 4.bc, 45 more" in text
 
 
 def test_empty_plan_or_plan_without_the_gpu_is_refused(campaign: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -166,10 +166,12 @@ def _sign(
 
 def screen(result: Audit) -> Iterator[str]:
     yield result.what
-    for gpu, counts in result.gpus().items():
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        yield f"  {gpu:<9}{sum(counts.values()) or '':>7}  {listed or 'inside libraries'}"
-    if not (result.sealed or any(gpu.startswith("gfx") for gpu in result.gpus())):
+    gpus = result.gpus()
+    width = max((len(gpu) for gpu in gpus), default=0)
+    for gpu, counts in gpus.items():
+        listed = _few([f"{name} {count}" for name, count in counts.items()], 10)
+        yield f"  {gpu:<{width}}{sum(counts.values()) or '':>8}  {listed or 'inside libraries'}"
+    if not (result.sealed or any(gpu.startswith("gfx") for gpu in gpus)):
         yield "  no code for AMD GPUs"
     if result.planned is not None:
         yield f"  {result.planned - len(result.missing)} of {result.planned} planned kernels are present"
@@ -185,7 +187,7 @@ def screen(result: Audit) -> Iterator[str]:
     if result.partial:
         yield f"  marked as partial by its builder: {', '.join(result.partial)}"
     if result.prebuilt:
-        yield f"  prebuilt by name: {', '.join(result.prebuilt)}"
+        yield f"  prebuilt by name: {_few(result.prebuilt, 5)}"
     if result.glibc:
         yield f"  glibc {result.glibc} or newer"
     for library in result.libraries:
@@ -198,6 +200,10 @@ def screen(result: Audit) -> Iterator[str]:
 def _inside(library: Library) -> list[str]:
     targets = ("kernels of ROCm's runtime, which only copy images",) if library.is_runtime else library.targets
     return [*(f"LLVM {revision}" for revision in library.llvms), *targets]
+
+
+def _few(texts: Sequence[str], most: int) -> str:
+    return ", ".join([*texts[:most], *([f"{len(texts) - most} more"] if texts[most:] else [])])
 
 
 def _remarks(result: Audit) -> Iterator[str]:
