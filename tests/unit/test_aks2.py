@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import random
 import struct
 import tracemalloc
 import zipfile
@@ -39,6 +40,15 @@ def test_damaged_aks2_is_refused(damage: Callable[[bytes], bytes], error: str) -
     data = damage(aks2(("a", b"x" * 100), ("b", b"y" * 50)))
     with refused(error), open_aks2(io.BytesIO(data), len(data)):
         pass
+
+
+def test_aks2_of_several_pieces_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of the packed data can end where a piece of the content ends."""
+    monkeypatch.setattr("toolchain.kernels.aks2._CHUNK", 16)
+    content = b"".join(random.Random(at).randbytes(at % 40) + b"A" * (at % 300) for at in range(400))
+    data = aks2(("a", content))
+    with open_aks2(io.BytesIO(data), len(data)) as (kernel,):
+        assert kernel.read() == content
 
 
 @pytest.fixture

@@ -98,9 +98,10 @@ def _unpack(stream: BinaryIO, into: BinaryIO, total: int) -> None:
     left = total + 1
     try:
         while left and not unpack.eof:
-            packed = stream.read(_CHUNK) if unpack.needs_input else b""
+            needed = unpack.needs_input
+            packed = stream.read(_CHUNK) if needed else b""
             piece = unpack.decompress(packed, max_length=min(left, _CHUNK))
-            if not piece and not packed and unpack.needs_input:
+            if needed and not packed and not piece:
                 break
             into.write(piece)
             left -= len(piece)

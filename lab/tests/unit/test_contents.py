@@ -276,6 +276,15 @@ def test_compressed_bundles_in_one_file_are_read_one_by_one(tmp_path: Path) -> N
     assert most < 8 << 20  # the measured peak is 3 MiB
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_compressed_bundle_of_several_megabytes_is_unpacked(tmp_path: Path, version: int) -> None:
+    """A piece of the compressed data can end where a piece of the content ends, because zstd unpacks whole blocks."""
+    code = random.Random(1).randbytes(8 << 20).translate(bytes(byte & 15 for byte in range(256)))
+    (tmp_path / "x").write_bytes(content := ccob(plain((f"{TARGET}gfx942", code)), version))
+    with (tmp_path / "x").open("rb") as stream:
+        assert [part.read() for part in parts(stream, len(content), "x") if isinstance(part, Part)] == [b"", code]
+
+
 # --- leftovers and links ---
 
 

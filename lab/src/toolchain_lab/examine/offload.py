@@ -213,10 +213,11 @@ def _unpack(stream: BinaryIO, packed: int, unpack: Any, into: BinaryIO, most: in
     """Unpack a stream until it ends or gives more than `most` bytes; return the numbers of bytes used and written."""
     used, made = 0, 0
     while not unpack.eof and made <= most:
-        piece = stream.read(min(_CHUNK, packed - used)) if unpack.needs_input else b""
+        needed = unpack.needs_input
+        piece = stream.read(min(_CHUNK, packed - used)) if needed else b""
         used += len(piece)
         content = unpack.decompress(piece, _CHUNK)
-        if not content and not piece and unpack.needs_input:
+        if needed and not piece and not content:
             break  # the stream ends early
         made += len(content)
         into.write(content)
