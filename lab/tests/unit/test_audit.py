@@ -30,6 +30,7 @@ from toolchain.core.errors import (
     ToolchainError,
     UntrustedError,
 )
+from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import LAYER
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
@@ -167,6 +168,21 @@ def test_audit_of_image_is_attached_to_it(campaign: Path, tmp_path: Path) -> Non
     result = run(f"oci:{layout.root}:aotriton", "--gpu", "gfx942", "--key", tmp_path / "key")
     assert (result["ok"], result["attested"]["kinds"]) == (True, ["audit"])
     assert result["attested"]["pushed_bytes"] > 0
+
+
+def test_attestation_of_buildx_in_an_index_is_not_read(campaign: Path, tmp_path: Path) -> None:
+    """`docker buildx` lists its attestations next to the images, with layers that are no archives."""
+    layout = Layout(tmp_path / "lay").ensure()
+    files = {f"usr/lib64/thing/{path}": content for path, content in prefix(campaign, tmp_path / "p").items()}
+    image = small_image(layout, tmp_path / "work", files=files)
+    platform = {"os": "unknown", "architecture": "unknown"}
+    layer = layout.put_bytes(b'{"_type":"https://in-toto.io/Statement/v0.1"}', media.IN_TOTO).as_json()
+    config = layout.put_json({**platform, "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]}}, media.CONFIG)
+    value = {"schemaVersion": 2, "mediaType": media.MANIFEST, "config": config.as_json(), "layers": [layer]}
+    listed = [image.as_json(), {**layout.put_json(value, media.MANIFEST).as_json(), "platform": platform}]
+    index = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": listed}
+    layout.tag(layout.put_json(index, media.INDEX), "aotriton")
+    assert run(f"oci:{layout.root}:aotriton", "--gpu", "gfx942")["ok"]
 
 
 def test_layer_with_changed_bytes_is_refused_and_nothing_is_written(campaign: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import are_files, read_files
 from toolchain.oci.layer_files import open_members
 from toolchain.oci.layout import Layout
-from toolchain.oci.layout_place import without_others
+from toolchain.oci.layout_place import is_artifact, without_others
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.sources.unpack import decompressed
@@ -265,9 +265,15 @@ def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[
     named, others = without_others(layout, content)
     for other in others:
         console.note(f"not read, because it is not an image: {other.ref}")
-    images = [image for row in named for image in layout.walk(row.image) if image.media_type in media.IMAGES]
+    below = [image for row in named for image in layout.walk(row.image) if image.media_type in media.IMAGES]
+    images = [image for image in below if not _is_attestation(layout, image)]
     # Duplicates are removed, because several tags may name the same image.
     return layout, list({image.digest: image for image in images}.values())
+
+
+def _is_attestation(layout: Layout, image: Descriptor) -> bool:
+    """Return whether a manifest is an attestation, which docker buildx lists in the index of its images."""
+    return is_artifact(layout, image) and layout.children(image)[0].media_type != media.EMPTY
 
 
 def _image_files(layout: Layout, image: Descriptor, notes: Notes) -> Iterator[StoredFile]:
