@@ -32,7 +32,8 @@ from toolchain.core.errors import (
 )
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import LAYER
-from toolchain.oci.image import write_index
+from toolchain.oci.image import ImageSpec, add_layer, write_image, write_index
+from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.trust import dsse
 from toolchain.trust.keys import load_public, new_key
@@ -183,6 +184,24 @@ def test_attestation_of_buildx_in_an_index_is_not_read(campaign: Path, tmp_path:
     index = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": listed}
     layout.tag(layout.put_json(index, media.INDEX), "aotriton")
     assert run(f"oci:{layout.root}:aotriton", "--gpu", "gfx942")["ok"]
+
+
+def test_files_that_an_upper_layer_deletes_or_replaces_are_not_listed(campaign: Path, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "lay").ensure()
+    code = {gpu: (campaign / gpu / "add-fp16.hsaco").read_bytes() for gpu in GPUS}
+    below = {f"k/{name}.hsaco": code["gfx942"] for name in ("kept", "gone", "new", "folder/x", "cleared/x")}
+    above = {f"k/{name}": b"" for name in (".wh.gone.hsaco", ".wh.folder", "cleared/.wh..wh..opq")}
+    above |= {"k/new.hsaco": code["gfx1100"], "k/cleared/y.hsaco": code["gfx1100"]}
+    layers = []
+    for at, files in enumerate((below, above)):
+        for path, content in files.items():
+            (tmp_path / f"{at}" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / f"{at}" / path).write_bytes(content)
+        blob = compress(write_layer(tmp_path / f"{at}", tmp_path / f"{at}.tar", whiteouts=True), tmp_path / f"{at}.gz")
+        layers.append(add_layer(layout, blob))
+    layout.tag(write_image(layout, ImageSpec(arch="amd64", layers=tuple(layers))), "image")
+    result = run(f"oci:{layout.root}")
+    assert (result["gpus"], result["empty"]) == ({"gfx942": {"add": 1}, "gfx1100": {"add": 2}}, [])
 
 
 def test_layer_with_changed_bytes_is_refused_and_nothing_is_written(campaign: Path, tmp_path: Path) -> None:

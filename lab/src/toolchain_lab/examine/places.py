@@ -41,6 +41,7 @@ _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
 # Triton first writes each file of its cache to a temporary folder with such a name.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"  # the names of files that delete files of lower layers, or all in a folder
 _LARGEST_HEADER = 1 << 20  # bytes; the limit for a header, such as a long name, that tarfile reads into memory
 _AGAIN = "get it again from its publisher"
 
@@ -281,8 +282,24 @@ def _image_files(layout: Layout, image: Descriptor, notes: Notes) -> Iterator[St
         for file in read_files(value, image):
             yield from local_files(layout.blob(file.blob.digest), file.name, notes)
         return
-    layers = layout.children(image)[1:]
-    for layer in layers:
+    hidden: set[int] = set()  # hashes, which need less memory, of the paths that the layers above replace or delete
+    for layer in reversed(layout.children(image)[1:]):
+        here: set[int] = set()
         for name, size, start in open_members(layout.blob(layer.digest), layer.media_type):
-            if not notes.is_unfinished(name):
+            folder, _, last = name.rpartition("/")
+            if last.startswith(_WHITEOUT):
+                gone = folder if last == _OPAQUE else f"{folder}/{last.removeprefix(_WHITEOUT)}".lstrip("/")
+                here.add(hash(gone))
+                continue
+            here.add(hash(name))
+            if hidden.isdisjoint(map(hash, _with_folders(name))) and not notes.is_unfinished(name):
                 yield StoredFile(name, size, start)
+        hidden |= here
+
+
+def _with_folders(path: str) -> Iterator[str]:
+    """Yield a path, the folders above it, and the empty path of the top folder."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+    yield ""
