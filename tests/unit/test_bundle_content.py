@@ -121,6 +121,7 @@ def test_blob_with_other_content_is_refused(
         {"image": "llvm-triton-22.1.8-debian13"},
         {"arch": "arm64"},
         {"facts": None},
+        {"started": 10**400},
         {"tool": "mine"},
         {"and": "more"},
     ],

@@ -50,6 +50,7 @@ def test_a_table_becomes_its_dataclass() -> None:
         ({"parts": [{"name": "x"}, {"name": 1}]}, "row.parts.1.name"),
         ({"parts": [{"weight": 1.0}]}, "row.parts.0.name"),
         ({"parts": [{"name": "x", "weight": float("nan")}]}, "row.parts.0.weight"),
+        ({"parts": [{"name": "x", "weight": 10**400}]}, "row.parts.0.weight"),
         ({"by-name": {"y": {"name": "y", "more": 1}}}, "row.by-name.y.more"),
         ({"by_name": {}}, "row.by_name"),
         ({"note": 5}, "row.note"),

@@ -56,9 +56,13 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(hint):
         return _read_row(hint, value, where)
     if hint is float and type(value) in {int, float}:
-        if not math.isfinite(value):
-            raise TypedError(where, f"it must be a finite number, but is {value}")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number of more than 308 digits
+            number = math.inf
+        if not math.isfinite(number):
+            raise TypedError(where, f"it must be a finite number, but is {number}")
+        return number
     _require(hint, value, where, hint)
     return value
 
