@@ -94,6 +94,12 @@ def test_found_file_with_an_unrecorded_value_is_refused(here: Path, name: str, v
     assert read_config("toolchain.toml") is not None
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, f"0x{'f' * 5000}"])
+def test_found_file_with_an_endless_integer_is_refused(here: Path, number: str) -> None:
+    (here / "toolchain.toml").write_text(f"limit = {number}\n")
+    assert "more than 64 bits" in call("plan", "base", code=3).stderr
+
+
 def test_verbs_refuse_such_a_file_but_help_and_version_do_not(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "toolchain.toml").write_text('public-key = "k.pub"\n')
     for words in (["verify", "oci:x"], ["images"], ["publish", "oci:x", "y"], ["kernels", "run"], ["doctor"]):

@@ -83,7 +83,11 @@ GOOD = lockfile.render(lock()).decode()
     [
         ("", "schema"),
         ("= 1", "TOML"),
-        (f"schema = 2\nepoch = {'1' * 5000}\n", "TOML"),
+        (f"schema = 2\nepoch = {'1' * 5000}\n", "more than 64 bits"),
+        # Python reads a hexadecimal number of any length, but cannot print a long one.
+        (f"schema = 0x{'f' * 5000}\n", "more than 64 bits"),
+        (GOOD.replace("epoch = 1", "epoch = 0x8000000000000000"), "more than 64 bits"),
+        (GOOD.replace("[[source]]", "<<<<<<< HEAD\n[[source]]", 1), "column 1: invalid statement"),
         (GOOD.replace("schema = 2", "schema = 1"), "schema 1"),
         (GOOD.replace("epoch = 1", 'epoch = "1"'), "epoch"),
         (GOOD.replace('kind = "archive"', 'kind = "magic"'), "kind"),

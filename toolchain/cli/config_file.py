@@ -53,7 +53,7 @@ def read_config(named: str | None) -> ConfigFile | None:
     path = Path(named or DEFAULT)
     try:
         written = read_regular(path, _LIMIT, within=path.parent)
-        content = tomllib.loads(written.decode("utf-8-sig"))
+        content = toml_text.read(written.decode("utf-8-sig"))
     except OSError as error:
         # A dangling link is an error, because the user expects the file to be used.
         if named is None and not os.path.lexists(path):

@@ -1,10 +1,36 @@
-"""Conversion of values to TOML, and descriptions of errors in TOML documents."""
+"""Parsing of TOML documents, descriptions of errors in them, and conversion of values to TOML."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from typing import Any
+
+_LONG = "an integer has more than 64 bits"
+
+
+def read(text: str) -> dict[str, Any]:
+    """Parse a TOML document; raise a TOMLDecodeError, or a RecursionError if it is nested too deeply.
+
+    An integer of more than 64 bits is an error in TOML, but tomllib accepts it, and Python cannot print a long one.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # an integer of more than 4,300 decimal digits
+        raise tomllib.TOMLDecodeError(_LONG) from error
+    waiting: list[Any] = [content]
+    while waiting:
+        match waiting.pop():
+            case dict() as table:
+                waiting += table.values()
+            case list() as items:
+                waiting += items
+            case int() as number if not -(1 << 63) <= number < 1 << 63:
+                raise tomllib.TOMLDecodeError(_LONG)
+    return content
 
 
 def value(content: Any) -> str:
@@ -35,6 +61,8 @@ def why_not(error: Exception) -> str:
             return "it is not UTF-8"
         case RecursionError():
             return "it is nested too deeply"
-        case _:  # the parser's message has the form `Text (at line 1, column 2)`
+        case tomllib.TOMLDecodeError():  # the parser's message has the form `Text (at line 1, column 2)`
             said, _, place = str(error).rpartition(" (at ")
-            return f"{place.rstrip(')')}: {said[:1].lower()}{said[1:]}" if said else "it is not TOML"
+            return f"{place.rstrip(')')}: {said[:1].lower()}{said[1:]}" if said else str(error)
+        case _:
+            return "it is not TOML"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -290,9 +289,9 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
         again: the command that makes the lock again, as advice for a lock of another schema.
     """
     try:
-        value = tomllib.loads(content.decode("utf-8"))
+        value = toml_text.read(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise _not_valid(f"{name} is not TOML", "it is not UTF-8, or breaks a rule of TOML") from error
+        raise _not_valid(f"{name} is not TOML", toml_text.why_not(error)) from error
     schema = value.pop("schema", None)
     if schema != SCHEMA:
         raise ConfigError(
