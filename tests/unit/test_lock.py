@@ -116,6 +116,11 @@ def test_malformed_lock_is_refused(content: str, says: str) -> None:
     assert says in str(caught.value)
 
 
+def test_lock_may_have_the_line_ends_and_the_mark_of_windows() -> None:
+    content = b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode()
+    assert lockfile.render(lockfile.parse(content, "x")) == GOOD.encode()
+
+
 def test_lock_that_is_not_utf8_is_refused() -> None:
     with refused("lock-malformed"):
         lockfile.parse(b"\xff\xfe", "x")

@@ -289,7 +289,7 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
         again: the command that makes the lock again, as advice for a lock of another schema.
     """
     try:
-        value = toml_text.read(content.decode("utf-8"))
+        value = toml_text.read(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise _not_valid(f"{name} is not TOML", toml_text.why_not(error)) from error
     schema = value.pop("schema", None)
