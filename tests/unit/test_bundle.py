@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import shlex
 import shutil
@@ -77,6 +78,15 @@ def test_import_in_another_cache_restores_exported_content(place: Place) -> None
                 assert (got.path / "python" / "link").readlink() == Path("tool")
                 assert (got.path / "python" / "tool").stat().st_mode & 0o111
                 assert (got.path / "empty").is_dir()
+
+
+@pytest.mark.parametrize("name", ["Setup.py", "Icon\r", "two\nlines", "not UTF-8 \udcff", "back\\slash"])
+def test_checkout_with_unusual_names_is_imported(place: Place, name: str) -> None:
+    """A build accepts these names in a folder of the user, although an archive from elsewhere must not have them."""
+    (place.root / "secret place" / "triton" / name).write_text("x")
+    place.export()
+    place.import_bundle()
+    assert list((place.root / "other" / "store" / "trees").glob(f"*/{glob.escape(name)}"))
 
 
 def test_import_to_unwritable_lock_is_refused(place: Place) -> None:

@@ -274,7 +274,7 @@ class _Taker:
         def unpack(dest: Path) -> None:
             nonlocal came
             came = True
-            unpack_tar(self._pull(entry), dest, strip=0)
+            unpack_tar(self._pull(entry), dest, strip=0, portable_names=False)  # a user's folder may have any names
             actual = tree_digest(dest)
             if actual != source.tree:
                 raise DigestError(

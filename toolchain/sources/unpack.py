@@ -43,7 +43,7 @@ _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[IO[bytes]], Any] |
 )
 
 
-def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE) -> None:
+def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE, portable_names: bool = True) -> None:
     """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which must be missing or empty.
 
     `dest` is removed after an error. HostileInputError is raised for an unsafe archive, SourceError for a damaged one,
@@ -52,11 +52,12 @@ def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE)
     Args:
         strip: the number of leading path components that are removed from every name.
         part: the part of the tree to unpack, applied after `strip`. Other members are checked, but not written.
+        portable_names: whether to refuse names with control characters, and names that differ only in case.
     """
     dest.mkdir(parents=True, exist_ok=True)
     done = False
     try:
-        _Unpacker(archive, dest, strip=strip, part=part).run()
+        _Unpacker(archive, dest, strip=strip, part=part, portable_names=portable_names).run()
         done = True
     except CommandError as error:
         raise _damaged(
@@ -91,11 +92,12 @@ def _os_error(archive: Path, error: OSError) -> Exception:
 
 
 class _Unpacker:
-    def __init__(self, archive: Path, dest: Path, *, strip: int, part: Part) -> None:
+    def __init__(self, archive: Path, dest: Path, *, strip: int, part: Part, portable_names: bool) -> None:
         self.archive = archive
         self.dest = os.fspath(dest)
         self.strip = strip
         self.part = part
+        self.portable_names = portable_names
         self.kinds: dict[str, str] = {}  # `d`, `f` or `l` for each path that was read, whether or not it is written
         self.folded: dict[str, str] = {}
         self.links: dict[str, str] = {}
@@ -189,7 +191,7 @@ class _Unpacker:
             raise self._hostile("entry-absolute", "it contains an absolute path", name)
         if ".." in parts:
             raise self._hostile("entry-escapes", "it contains a path with ..", name)
-        if _CONTROL.search(name):
+        if self.portable_names and _CONTROL.search(name):
             raise self._hostile("entry-name-unsafe", "it contains a name with control characters", repr(name))
         return "/".join(parts[self.strip :])
 
@@ -222,7 +224,7 @@ class _Unpacker:
     def _note(self, path: str, kind: str) -> None:
         folded = path.casefold() if path.isascii() else unicodedata.normalize("NFC", path).casefold()
         earlier = self.folded.setdefault(folded, path)
-        if earlier != path:
+        if earlier != path and self.portable_names:
             raise self._hostile("entry-case", "it contains names that differ only in case", f"{earlier} and {path}")
         self.kinds[path] = kind
 
