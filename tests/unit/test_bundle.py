@@ -37,6 +37,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return full_place(tmp_path, monkeypatch)
 
 
+def local_archive(place: Place, name: str) -> None:
+    """Take LLVM from a file of the user, with the content of the archive that the store already has."""
+    (stored,) = (place.request.cache.store / "files").glob("*/an archive.tar")
+    archive = shutil.copy(stored, place.root / name)
+    place.request = dataclasses.replace(
+        place.request, sources={**place.request.sources, **specs({"llvm": str(archive)})}
+    )
+
+
 def test_import_in_another_cache_restores_exported_content(place: Place) -> None:
     done = place.export()
     kinds = [one.kind for one in done.entries]
@@ -78,6 +87,13 @@ def test_import_in_another_cache_restores_exported_content(place: Place) -> None
                 assert (got.path / "python" / "link").readlink() == Path("tool")
                 assert (got.path / "python" / "tool").stat().st_mode & 0o111
                 assert (got.path / "empty").is_dir()
+
+
+def test_archive_that_the_store_has_under_another_name_is_imported(place: Place) -> None:
+    local_archive(place, "llvm.tar")
+    place.export()
+    brought = place.import_bundle()
+    assert [row.entry.title for row in brought.taken if row.entry.name == "llvm"] == ["llvm.tar"]
 
 
 @pytest.mark.parametrize("name", ["Setup.py", "Icon\r", "two\nlines", "not UTF-8 \udcff", "back\\slash"])

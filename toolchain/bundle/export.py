@@ -199,7 +199,7 @@ class _Packer:
         cache = self.request.cache
         console.note(f"{source.name}: {source.ref}")
         got = fetch_for(self.request, source, verify=True)
-        title = locked_source(self.request, got).file
+        title = locked_source(self.request, source).file  # the store may have the file under another name
         file = Store(cache.store).file(got.digest) if got.digest.startswith("sha256:") else None
         if file is not None:
             self.file("file", source.name, title or safe_name(file.name), file, got.digest)
