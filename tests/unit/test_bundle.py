@@ -29,7 +29,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.pipeline import lockfile
 from toolchain.pipeline.plan import plan
-from toolchain.sources.resolve import fetch_source
+from toolchain.sources.resolve import fetch_source, locate
 
 
 @pytest.fixture
@@ -94,6 +94,16 @@ def test_archive_that_the_store_has_under_another_name_is_imported(place: Place)
     place.export()
     brought = place.import_bundle()
     assert [row.entry.title for row in brought.taken if row.entry.name == "llvm"] == ["llvm.tar"]
+
+
+def test_archive_without_latin_letters_in_its_name_is_unpacked_after_import(place: Place) -> None:
+    local_archive(place, "архив.tar")
+    place.export()
+    brought = place.import_bundle()
+    there, row = Cache(place.root / "other"), brought.lock.source("llvm")
+    assert row is not None
+    got = fetch_source(locate("llvm", row.spec, cache=there), cache=there, offline=True)
+    assert (row.file, got.path.is_dir()) == ("file.tar", True)
 
 
 @pytest.mark.parametrize("name", ["Setup.py", "Icon\r", "two\nlines", "not UTF-8 \udcff", "back\\slash"])

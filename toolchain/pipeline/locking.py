@@ -203,9 +203,12 @@ def safe_name(text: str) -> str:
     """Return a string as a file name that a lock accepts.
 
     `_` replaces each character that is not accepted. Punctuation at the beginning and characters after the 255th are
-    removed. If nothing is left, the result is `file`.
+    removed. If only a suffix is left, or nothing, `file` is put in front, because the suffix names the format.
     """
-    return re.sub(r"[^A-Za-z0-9._+~!-]", "_", text).lstrip("._+~!-")[:255] or "file"
+    name = re.sub(r"[^A-Za-z0-9._+~!-]", "_", text)
+    rest = name.lstrip("._+~!-")
+    only_suffix = rest and name.partition(".")[2] == rest
+    return (f"file.{rest}" if only_suffix else rest or "file")[:255]
 
 
 def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
