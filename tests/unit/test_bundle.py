@@ -28,6 +28,7 @@ from toolchain.core.errors import RegistryError
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.pipeline import lockfile
+from toolchain.pipeline.locking import locked_source
 from toolchain.pipeline.plan import plan
 from toolchain.sources.resolve import fetch_source, locate
 
@@ -94,6 +95,19 @@ def test_archive_that_the_store_has_under_another_name_is_imported(place: Place)
     place.export()
     brought = place.import_bundle()
     assert [row.entry.title for row in brought.taken if row.entry.name == "llvm"] == ["llvm.tar"]
+
+
+def test_imported_archive_has_the_locked_name_though_the_store_has_another(place: Place) -> None:
+    local_archive(place, "llvm.tar")
+    place.export()
+    there = Cache(place.root / "other")
+    (stored,) = (place.request.cache.store / "files").glob("*/an archive.tar")
+    (there.store / "files").mkdir(parents=True)
+    shutil.copytree(stored.parent, there.store / "files" / stored.parent.name)
+    row = place.import_bundle().lock.source("llvm")
+    assert row is not None
+    request = dataclasses.replace(place.request, cache=there)
+    assert locked_source(request, locate("llvm", row.spec, cache=there)).file == row.file == "llvm.tar"
 
 
 def test_archive_without_latin_letters_in_its_name_is_unpacked_after_import(place: Place) -> None:

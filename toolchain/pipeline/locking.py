@@ -195,7 +195,7 @@ def _file(source: Source, request: Request) -> str:
     if source.kind == "archive":
         name = archive_name(source.where)
     elif source.kind == "local" and source.path is not None and source.path.is_file():
-        name = source.path.name
+        name = source.where  # the store may have the file under another name
     return safe_name(name) if name else ""
 
 

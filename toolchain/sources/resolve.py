@@ -283,7 +283,7 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
     top, digest = source.path, source.digest
     assert top is not None and digest is not None  # noqa: S101, PT018 - `locate` looked them up
     if top.is_file():
-        return _tree_of(_keep(top, digest, store, cache), digest, store, how, name=top.name)
+        return _tree_of(_keep(top, digest, store, cache), digest, store, how, name=source.where)
 
     stored = top.resolve().is_relative_to(store.root.resolve())  # a tree from a bundle
     # A bundle for a build with patches contains the part with tests, so the store may have only that part.
