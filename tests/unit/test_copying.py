@@ -261,6 +261,16 @@ def test_image_with_two_names_is_copied_with_all_its_tags(tmp_path: Path) -> Non
     assert set(Layout(tmp_path / "inside").refs()) == names
 
 
+def test_image_whose_tag_no_registry_accepts_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    """podman and skopeo write whole names of images into index.json."""
+    layout = Layout(tmp_path / "carried").ensure()
+    layout.tag(small_image(layout, tmp_path / "image"), "docker.io/library/alpine:3.18")
+    with fake_registry() as registry:
+        with refused("not-a-tag"):
+            copy_images(LayoutRef(layout.root), RegistryRef(registry.host, "ns"), tmp_path / "scratch")
+        assert not registry.blobs
+
+
 def test_copy_of_a_folder_stores_one_image_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(tmp_path / "carried").ensure()
     for name in ("a", "b", "c"):

@@ -65,7 +65,11 @@ class RegistryRef:
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> RegistryRef:
-        """Return a reference to the image `name`, a repository in this namespace; an empty `tag` means `latest`."""
+        """Return a reference to the image `name`, a repository in this namespace; an empty `tag` means `latest`.
+
+        ConfigError is raised if the name of the repository or the tag is not valid.
+        """
+        check_tag(tag or "latest")
         return RegistryRef(self.host, _repository(f"{self.repository}/{name}", f"{self}/{name}"), tag or "latest")
 
 
