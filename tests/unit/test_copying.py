@@ -171,7 +171,7 @@ def test_folder_without_a_tag_is_refused(published: Published, tmp_path: Path) -
     bare = tmp_path / "bare"
     layout = Layout(bare).ensure()
     layout.add(layout.put_json({"schemaVersion": 2, "manifests": []}, "application/vnd.oci.image.index.v1+json"))
-    with refused("copy-without-tag"):
+    with refused("copy-without-tag", f"skopeo copy oci:{bare} "):
         copy_images(LayoutRef(bare), LayoutRef(tmp_path / "to"), tmp_path / "scratch")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,7 +120,7 @@ def _named(source: Target) -> list[Target]:
         raise ConfigError(
             "copy-without-tag",
             f"{source} contains no image with a tag",
-            fix="name an image by its digest, or publish an image to the folder first",
+            fix=f"name it by skopeo copy {shlex.quote(str(source))} oci:OTHER:NAME, or publish an image to the folder",
         )
     return list(refs.values())
 
