@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.at_once import failures
-from tests.bundle_fixtures import Place, full_place
+from tests.bundle_fixtures import Place, full_place, nothing_counts
 from tests.fake_registry import fake_registry
 from tests.refusals import refused
 from tests.request_fixtures import specs
@@ -129,11 +129,15 @@ def test_checkout_with_unusual_names_is_imported(place: Place, name: str) -> Non
     assert list((place.root / "other" / "store" / "trees").glob(f"*/{glob.escape(name)}"))
 
 
-def test_import_to_unwritable_lock_is_refused(place: Place) -> None:
+def test_import_to_unwritable_lock_is_refused_before_it_begins(place: Place) -> None:
     place.export()
     (place.root / "file").touch()
-    with refused("output-unwritable"):
-        import_bundle(place.out, Cache(place.root / "other"), place.root / "file" / "toolchain.lock")
+    (place.root / "link").symlink_to(place.root.parent / "away.lock")
+    for path, id in (("file/toolchain.lock", "output-unwritable"), ("link", "output-is-link")):
+        with refused(id):
+            import_bundle(place.out, Cache(place.root / "other"), place.root / path)
+    nothing_counts(place)
+    assert not (place.root / "other" / "store").exists()
 
 
 def test_inspect_and_verify_find_no_image_in_bundle(place: Place) -> None:

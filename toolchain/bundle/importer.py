@@ -24,7 +24,7 @@ from toolchain.bundle.export import TYPE, Entry
 from toolchain.core import strict_json
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.console import one_line
-from toolchain.core.digest import write_atomically
+from toolchain.core.digest import require_output, write_atomically
 from toolchain.core.errors import DigestError, RegistryError, UnreachableError
 from toolchain.core.locks import held
 from toolchain.core.record import KEYS, Record
@@ -86,6 +86,8 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
         lock_path: the path of the user's lock. If this file exists, the bundle must agree with it. Otherwise, the
             bundle's lock is written to it after everything else.
     """
+    if not lock_path.exists():
+        require_output(lock_path, option="--lock-file", make_folder=True)
     with open_place(ref) as place:
         manifest, content = place.manifest()
         entries = _entries(manifest, content, str(ref))
