@@ -486,6 +486,16 @@ def test_image_without_code_objects_is_refused(tmp_path: Path) -> None:
     run(f"oci:{stand.layout.root}", code=ConfigError.code)
 
 
+def test_image_in_a_form_that_is_not_read_is_refused_with_advice(tmp_path: Path) -> None:
+    """Neither a layout folder without `oci:` nor the archive of `docker save` is read as an image."""
+    layout = Layout(tmp_path / "lay").ensure()
+    small_image(layout, tmp_path / "work")
+    with tarfile.open(tmp_path / "saved.tar", "w") as archive:
+        archive.add(layout.root, "")
+    for place, said in ((layout.root, f"oci:{layout.root}"), (tmp_path / "saved.tar", "skopeo copy docker-archive:")):
+        assert said in run(place, code=ConfigError.code)["fix"]
+
+
 def test_kernel_that_needs_xnack_on_is_noted(campaign: Path, tmp_path: Path) -> None:
     """An object for `gfx90a:xnack+` does not load on a GPU in its default mode."""
     whole = next(campaign.rglob("*.hsaco")).read_bytes()

@@ -19,7 +19,7 @@ from toolchain.stages.prebuilt import known_files
 from toolchain_lab.examine.contents import FAULTS, OnFault, SealedError, key_of
 from toolchain_lab.examine.kernels import Kernel, kernels_of
 from toolchain_lab.examine.libraries import Library, newest, read_library
-from toolchain_lab.examine.places import opened
+from toolchain_lab.examine.places import advice, opened
 from toolchain_lab.examine.uneven import uneven
 
 _WINDOWS = (".pyd", ".dll")
@@ -177,7 +177,7 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
                     *result.notes,
                 ]
             ),
-            fix="name an image, a prefix, an archive, a wheel or a folder with compiled code",
+            fix=advice(what, "an image, a prefix, an archive, a wheel or a folder with compiled code"),
         )
     result.empty = [kernel.key for kernel in result.kernels if kernel.facts is None]
     there = result.gpus()

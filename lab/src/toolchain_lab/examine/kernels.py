@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from toolchain.core.cache import Cache
@@ -15,7 +14,7 @@ from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.core.stored_file import StoredFile
 from toolchain_lab.examine.contents import FAULTS, Beside, Code, LaunchList, OnFault, Pack, contents, gpu_in, key_of
 from toolchain_lab.examine.facts import Facts, read_object, read_ptx
-from toolchain_lab.examine.places import opened
+from toolchain_lab.examine.places import advice, opened
 
 _LAUNCH = ("name", "arch", "source", "signature", "constexprs", "num_warps", "num_stages", "waves_per_eu", "num_ctas")
 _CACHED = ("num_warps", "num_stages", "num_ctas", "waves_per_eu")
@@ -81,9 +80,7 @@ def kernels_in(
             why="\n".join(["nothing in it is a code object, a pack of AOTriton, a result of a kernel store or PTX",
                            "kernels inside libraries are not read; `toolchain audit` lists their GPUs",
                            *files.notes()]),
-            fix=f"for the images in this folder: oci:{what}"
-            if (Path(what) / "oci-layout").is_file()
-            else "name a folder, pack, prefix, store, archive, wheel or image with kernels",
+            fix=advice(what, "a folder, pack, prefix, store, archive, wheel or image with kernels"),
         )  # fmt: skip
     return sorted(_numbered(kernels), key=lambda kernel: kernel.key)
 

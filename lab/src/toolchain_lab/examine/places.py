@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import tarfile
 import tempfile
 import zipfile
@@ -146,6 +147,14 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
                 raise UntrustedError(faults[0].id, f"the bytes of {what} do not match its digests", why=why)
         digests = [image.digest for image in images]
         yield Files(lambda notes: (file for image in images for file in _image_files(layout, image, notes)), digests)
+
+
+def advice(what: str, kinds: str) -> str:
+    """Return the advice for a place without compiled code; `kinds` names the places that may contain such code."""
+    if (Path(what) / "oci-layout").is_file():
+        return f"for the images in this folder: oci:{what}"
+    saved = f"; if it is a saved image: skopeo copy docker-archive:{shlex.quote(what)} oci:DIR"
+    return f"name {kinds}" + (saved if _TAR.fullmatch(what) else "")
 
 
 @contextlib.contextmanager

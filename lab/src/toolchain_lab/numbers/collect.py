@@ -21,6 +21,7 @@ from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.emulator.metadata import Metadata, metadata_of
 from toolchain_lab.examine.contents import IMAGES, Beside, Code, LaunchList, Pack, contents
 from toolchain_lab.examine.launch_values import Launches
+from toolchain_lab.examine.places import advice
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
 # This function returns the launch data of a kernel, given the kernel's path and its LDS in bytes; it returns None for
@@ -105,12 +106,10 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[s
             fix="give the folder of AOTriton's generator and its source: --plan DIR --source DIR",
         )
     why = f"it contains no {SUFFIX} file, no pack of AOTriton and no result of a kernel store"
-    fix = "name a folder, image, pack or kernel store with code objects"
+    fix = advice(label, "a folder, image, pack or kernel store with code objects")
     if there:
         why = f"it contains code objects for {', '.join(sorted(there))}"
         fix = "name one of these, or omit --gpu"
-    elif (Path(label) / "oci-layout").is_file():
-        fix = f"for the images in this folder: oci:{label}"
     return ConfigError("no-code-objects", f"{label} contains no code objects{wanted}", why=why, fix=fix)
 
 
