@@ -9,10 +9,10 @@ from typing import Any
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout
 from toolchain.oci.layout_place import LayoutPlace
+from toolchain.oci.manifest import subject_of
 from toolchain.oci.place import Attached, Place, Published
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
-from toolchain.oci.referrers import subject_of
 from toolchain.oci.registry import Registry
 from toolchain.oci.repository_place import RepositoryPlace
 from toolchain.oci.tagged import Tagged

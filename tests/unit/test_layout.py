@@ -281,6 +281,21 @@ def test_untagged_images_are_listed_by_digest(layout: Layout, tmp_path: Path) ->
     assert [found.name for found in place.images(tmp_path)[1]] == ["named"]
 
 
+def test_referrers_in_an_index_under_their_tag_are_found_and_are_no_image(layout: Layout, tmp_path: Path) -> None:
+    """regctl lists the referrers of an image so, as in a registry without the referrers API."""
+    image = layout.children(small_index(layout, tmp_path, arches="amd64"))[0]
+    layout.tag(image, "thing")
+    made = layout.put_artifact("text/x", [layout.put_bytes(b"x", "text/x")], subject=image.plain.as_json())
+    other = layout.put_artifact("text/x", [layout.put_bytes(b"y", "text/x")], subject=made.plain.as_json())
+    place, tag = LayoutPlace(LayoutRef(layout.root)), image.digest.replace(":", "-")
+    for listed, images in (([made], {"thing"}), ([made, other, image], {"thing", tag})):
+        value = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [one.plain.as_json() for one in listed]}
+        layout.tag(layout.put_json(value, media.INDEX), tag)
+        assert (list(place.referrers(image.digest)), set(layout.images())) == ([made], images)
+    layout.blob(layout.tagged(tag)[0].digest).write_text("{")
+    assert place.referrers(image.digest) == ()
+
+
 def test_digest_takes_precedence_over_tag(layout: Layout, tmp_path: Path) -> None:
     one, two = layout.children(small_index(layout, tmp_path))
     layout.tag(one, "x")

@@ -47,6 +47,8 @@ DSSE = "application/vnd.dsse.envelope.v1+json"
 STATEMENTS = frozenset({SIMPLE_SIGNING, DSSE})
 IN_TOTO = "application/vnd.in-toto+json"  # the type of layers in the attestations of docker buildx
 ABOUT_TAG = re.compile(r"sha256-[0-9a-f]{64}\.(sig|att)")
+# Some programs list the referrers of an image in an index with this tag.
+REFERRERS_TAG = re.compile(r"sha256-[0-9a-f]{64}")
 
 REF_NAME = "org.opencontainers.image.ref.name"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -18,7 +18,7 @@ from toolchain.core.filesystem import read_regular
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT, Blobs
 from toolchain.oci.descriptor import Descriptor, check_digest
-from toolchain.oci.manifest import children_of, media_type_of, parse_object
+from toolchain.oci.manifest import children_of, media_type_of, parse_object, subject_of
 
 LOG = logging.getLogger(__name__)
 _MARKER = {"imageLayoutVersion": None}
@@ -148,6 +148,11 @@ class Layout(Blobs):
         """Return all entries of index.json, tagged or not, without the annotation `media.REF_NAME`."""
         return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
 
+    def tagged(self, name: str) -> tuple[Descriptor, ...]:
+        """Return the targets of a tag, which are several only in an ambiguous folder (see `refs`)."""
+        entries = self._entries()["manifests"]
+        return tuple(_untagged(Descriptor.from_json(entry)) for entry in entries if _ref_name(entry) == name)
+
     def untag(self, *names: str) -> None:
         """Remove the tags `names`, but no blobs."""
         gone = set(names)
@@ -215,11 +220,14 @@ class Layout(Blobs):
                 )
 
     def images(self) -> dict[str, Descriptor]:
-        """Return the descriptor of each tag, except cosign's tags for signatures and attestations."""
+        """Return the descriptor of each tag, except those for signatures, attestations and lists of referrers."""
         return {name: ref for name, ref in self.refs().items() if not self._is_about(name, ref)}
 
     def _is_about(self, name: str, descriptor: Descriptor) -> bool:
         # The content must be checked too, because an image may have a tag of this form.
+        if media.REFERRERS_TAG.fullmatch(name) and descriptor.media_type in media.INDEXES:
+            listed = (item for item in self.children(descriptor) if self.has(item.digest))
+            return all(subject_of(self.read_json(item)) == name.replace("-", ":") for item in listed)
         if media.ABOUT_TAG.fullmatch(name) is None or descriptor.media_type not in media.IMAGES:
             return False
         _, *layers = self.children(descriptor)

@@ -1,10 +1,13 @@
-"""Implement `Place` for a layout folder; artifacts about an image are entries of index.json without a tag."""
+"""Implement `Place` for a layout folder; artifacts about an image are entries of index.json without a tag.
+
+Artifacts that another program listed in an index under the tag for referrers (see `referrers`) are found too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,10 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE as FILES
 from toolchain.oci.files import are_files
 from toolchain.oci.layout import Layout, check_name
+from toolchain.oci.manifest import subject_of
 from toolchain.oci.place import Attached, NamedImage, Place, Published, children_first, with_size
 from toolchain.oci.reference import LayoutRef
-from toolchain.oci.referrers import subject_of
+from toolchain.oci.referrers import fallback_tag, readable
 from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
 
 LOG = logging.getLogger(__name__)
@@ -86,17 +90,28 @@ class LayoutPlace(Place):
             self._layout.tag(descriptor, tag)
 
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        artifacts = []
-        for entry in self._layout.roots():
+        artifacts: dict[str, Descriptor] = {}
+        for entry in (*self._layout.roots(), *self._under_tag(subject)):
             if entry.media_type in media.MANIFESTS and self._layout.has(entry.digest):
-                try:
-                    value = self._layout.read_json(entry)
-                except (RegistryError, DigestError, DocumentError) as error:
-                    LOG.warning("ignoring %s in %s: %s", entry.digest, self._layout.root, error.what)
-                    continue
+                value = self._read(entry)
                 if subject_of(value) == subject:
-                    artifacts.append(replace(entry, artifact_type=str(value.get("artifactType") or "")))
-        return tuple(dict.fromkeys(artifacts))
+                    named = replace(entry, artifact_type=str(value.get("artifactType") or ""))
+                    artifacts.setdefault(entry.digest, named)
+        return tuple(artifacts.values())
+
+    def _under_tag(self, subject: str) -> Iterator[Descriptor]:
+        """Yield the entries of the index under the tag for referrers, in which programs such as regctl list them."""
+        for index in self._layout.tagged(fallback_tag(subject)):
+            if index.media_type in media.INDEXES and self._layout.has(index.digest):
+                yield from readable(self._read(index).get("manifests") or ())
+
+    def _read(self, entry: Descriptor) -> dict[str, Any]:
+        """Return the content of a manifest or index; log a warning and return an empty object if it is damaged."""
+        try:
+            return self._layout.read_json(entry)
+        except (RegistryError, DigestError, DocumentError) as error:
+            LOG.warning("ignoring %s in %s: %s", entry.digest, self._layout.root, error.what)
+            return {}
 
     def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
         there = self._layout.ensure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from toolchain.core import strict_json
@@ -63,6 +64,13 @@ def media_type_of(value: dict[str, Any]) -> str:
     if isinstance(value.get("manifests"), list):
         return media.INDEX
     return media.MANIFEST if "layers" in value else media.CONFIG
+
+
+def subject_of(value: Mapping[str, Any]) -> str | None:
+    """Return the digest of a manifest's subject; None if it has no subject with a digest."""
+    subject = value.get("subject")
+    digest = subject.get("digest") if isinstance(subject, dict) else None
+    return digest if isinstance(digest, str) else None
 
 
 def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descriptor, ...]:

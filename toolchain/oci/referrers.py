@@ -40,13 +40,6 @@ def write_artifact(
     return replace(made, annotations=notes)
 
 
-def subject_of(value: Mapping[str, Any]) -> str | None:
-    """Return the digest of a manifest's subject; None if it has no subject with a digest."""
-    subject = value.get("subject")
-    digest = subject.get("digest") if isinstance(subject, dict) else None
-    return digest if isinstance(digest, str) else None
-
-
 def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
     """Yield the valid descriptors in a list; log and skip invalid entries, because anyone who may push can add them."""
     invalid = 0

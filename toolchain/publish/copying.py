@@ -18,11 +18,10 @@ from toolchain.oci.image import labels_of
 from toolchain.oci.labels import INPUT_DIGEST, TITLE
 from toolchain.oci.layout import Layout
 from toolchain.oci.layout_place import is_artifact
-from toolchain.oci.manifest import parse_object
+from toolchain.oci.manifest import parse_object, subject_of
 from toolchain.oci.place import Place
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
-from toolchain.oci.referrers import subject_of
 from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
 from toolchain.pipeline.reuse import input_tags
 from toolchain.publish.packing import PACKINGS

@@ -13,9 +13,8 @@ from toolchain.core.pages import page
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.manifest import children_of, parse_object
+from toolchain.oci.manifest import children_of, parse_object, subject_of
 from toolchain.oci.place import Place
-from toolchain.oci.referrers import subject_of
 from toolchain.trust import attest, dsse, keyless, sbom
 from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
