@@ -81,7 +81,8 @@ GOOD = lockfile.render(lock()).decode()
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "schema"),
+        ("", "not a lock of this tool"),
+        ('version = 1\n[[package]]\nname = "x"\n', "not a lock of this tool"),
         ("= 1", "TOML"),
         (f"schema = 2\nepoch = {'1' * 5000}\n", "more than 64 bits"),
         # Python reads a hexadecimal number of any length, but cannot print a long one.
@@ -93,6 +94,7 @@ GOOD = lockfile.render(lock()).decode()
         (GOOD.replace('kind = "archive"', 'kind = "magic"'), "kind"),
         (GOOD + '\n[[source]]\nname = "x"\n', "kind"),
         (GOOD.replace('tree = "', 'treee = "'), "treee"),
+        (GOOD.replace("[[source]]", "[[sources]]"), "unknown key 'sources'"),
         (GOOD.replace(f'tree = "{B}"', 'tree = "1"'), "malformed"),
         (GOOD.replace('name = "llvm"', 'name = "../llvm"'), "name is invalid"),
         (GOOD.replace('name = "llvm"', 'name = "triton"'), "twice"),

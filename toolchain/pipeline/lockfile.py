@@ -293,6 +293,8 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
     except (ValueError, RecursionError) as error:
         raise _not_valid(f"{name} is not TOML", toml_text.why_not(error)) from error
     schema = value.pop("schema", None)
+    if schema is None:
+        raise _not_valid(f"{name} is not a lock of this tool", "it has no key 'schema'")
     if schema != SCHEMA:
         raise ConfigError(
             "lock-schema",
@@ -301,6 +303,8 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
             fix=f"make it again: {again}",
         )
     value.pop("complete", None)
+    for key in value.keys() & {"bases", "sources"}:  # the names of fields of `Lock`
+        raise _not_valid(f"{name}: unknown key {key!r}", "the names of tables are singular, such as [[source]]")
     systems = [(stage, row) for stage in of_packages() for row in _rows(value.pop(stage, []))]
     if any(isinstance(row, dict) and "stage" in row for _, row in systems):
         raise _not_valid(f"{name}: unknown key 'stage' of a base", "the name of its table is its stage")
