@@ -381,6 +381,12 @@ def test_reference_without_a_name_needs_exactly_one_image(layout: Layout, tmp_pa
         resolve(ref)
 
 
+@pytest.mark.parametrize("size", [-1, 1.0, True, 1 << 63, 10**400])
+def test_descriptor_with_an_impossible_size_is_refused(size: Any) -> None:
+    with refused("descriptor-malformed"):
+        Descriptor.from_json({"mediaType": media.LAYER, "digest": "sha256:" + "0" * 64, "size": size})
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -137,7 +137,7 @@ class Descriptor:
         try:
             platform = value.get("platform")
             size = value["size"]
-            if type(size) is not int or size < 0:
+            if type(size) is not int or not 0 <= size < 1 << 63:  # the specification demands 64 bits
                 raise ValueError("size")
             annotations = value.get("annotations") or {}
             return cls(
