@@ -91,7 +91,8 @@ def test_archives_and_wheels_are_sources(here: Path, how: str) -> None:
     with zipfile.ZipFile("x-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("a", "b")
     (here / "x.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00")
-    for file in (name, "x-1-py3-none-any.whl", "x.tar.zst"):
+    (here / "pzstd.tzst").write_bytes(b"\x50\x2a\x4d\x18\x04")
+    for file in (name, "x-1-py3-none-any.whl", "x.tar.zst", "pzstd.tzst"):
         assert make_request(cache=here / "cache", source=[f"triton={file}"]).sources["triton"].where == file
 
 

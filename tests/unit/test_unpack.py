@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import shutil
+import struct
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
@@ -95,7 +96,13 @@ def _zstd(content: bytes) -> bytes:
     return subprocess.run(["zstd", "-qc"], input=content, stdout=subprocess.PIPE, check=True).stdout
 
 
-@pytest.mark.parametrize("squeeze", [_xz, gzip.compress, bz2.compress, _zstd])
+def _pzstd(content: bytes) -> bytes:
+    """Compress like pzstd, which writes a skippable frame with the size of the frame after it."""
+    frame = _zstd(content)
+    return struct.pack("<III", 0x184D2A50, 4, len(frame)) + frame
+
+
+@pytest.mark.parametrize("squeeze", [_xz, gzip.compress, bz2.compress, _zstd, _pzstd])
 def test_compressed_archive_is_unpacked_unless_it_is_truncated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Callable[[bytes], bytes]
 ) -> None:

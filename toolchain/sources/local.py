@@ -13,7 +13,7 @@ TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
 _AR = b"!<arch>"
 _ZIP = b"PK\x03\x04"
 _SQLITE = b"SQLi"
-_ZSTD = b"\x28\xb5\x2f\xfd"
+_ZSTD = {b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"}  # pzstd writes the second one
 _VERSION = re.compile(r"[vV]?[0-9]+(\.[0-9A-Za-z]+)+")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
 
@@ -73,7 +73,7 @@ def _not_a_source(path: Path) -> str:
         return "" if head in {b"", _SQLITE} else "it has the name of an SQLite database, but is not one"
     if not TAR.search(path.name):
         return "its name has the ending of no kind of source"
-    if head == _ZSTD:
+    if head in _ZSTD:
         return ""  # the content is not checked, because tarfile reads zstd only from Python 3.14 on
     import tarfile  # noqa: PLC0415
 

@@ -39,6 +39,7 @@ _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[IO[bytes]], Any] |
     (b"\xfd7zXZ\x00", ("xz", "-dc", "-T0", "--memlimit-decompress=2GiB"), lzma.open),
     (b"\x1f\x8b", ("gzip", "-dc"), gzip.open),
     (b"\x28\xb5\x2f\xfd", ("zstd", "-dcq"), None),
+    (b"\x50\x2a\x4d\x18", ("zstd", "-dcq"), None),  # a skippable frame, with which the output of pzstd begins
     (b"BZh", ("bzip2", "-dc"), bz2.open),
 )
 
