@@ -87,6 +87,18 @@ def test_an_attestation_of_buildx_is_not_an_image(
     assert len(layout.images_below(top)) == count + bool(faults)
 
 
+@pytest.mark.parametrize(
+    ("arch", "listed", "faults"), [("arm64", "v8", 0), ("amd64", "v1", 0), ("arm64", "v9", 1), ("amd64", "v3", 1)]
+)
+def test_default_variant_of_an_architecture_may_be_listed(
+    layout: Layout, tmp_path: Path, arch: str, listed: str, faults: int
+) -> None:
+    """`docker manifest annotate --variant v8` lists a variant that the config of the image does not have."""
+    index = layout.read_json(small_index(layout, tmp_path, arches=arch))
+    index["manifests"][0]["platform"]["variant"] = listed
+    assert len(verify_layout(layout, layout.put_json(index, media.INDEX))) == faults
+
+
 def test_verify_checks_the_size_in_each_descriptor_of_a_blob(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path, arches="amd64")
     entry = layout.children(index)[0].as_json()

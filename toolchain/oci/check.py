@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +14,12 @@ from toolchain.core.digest import CHUNK
 from toolchain.core.errors import ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, FREE, PLAIN, RATIO, BombError, unpacked
-from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import diff_ids_of, platform_of
 from toolchain.oci.layout import Layout
+
+# Container programs take these architectures and variants for the architectures without a variant.
+_DEFAULTS = {("amd64", "v1"), ("arm64", "v8")}
 
 
 class Fault(NamedTuple):
@@ -87,7 +91,7 @@ class _Check:
             if config.media_type == media.EMPTY or not self._layout.has(config.digest):
                 return
             configured = platform_of(self._layout.read_json(config))
-            if configured != image.platform:
+            if _without_default(configured) != _without_default(image.platform):
                 text = f"{image.digest} is listed for {image.platform}, but its config says {configured}"
                 yield Fault("content-platform", text)
 
@@ -135,3 +139,7 @@ class _Check:
         except DAMAGED:
             return Fault("content-unreadable", "none, because the layer is damaged")
         return Fault("content-diff-id", f"sha256:{sha256.hexdigest()}")
+
+
+def _without_default(platform: Platform) -> Platform:
+    return replace(platform, variant="") if (platform.arch, platform.variant) in _DEFAULTS else platform
