@@ -138,6 +138,16 @@ def test_archive_is_unpacked_without_external_programs(
     assert 0 < told[-1] <= packed.stat().st_size
 
 
+def test_archive_without_a_top_folder_is_refused(tmp_path: Path) -> None:
+    """`tar -C FOLDER -czf x.tar.gz .` packs the content of a folder."""
+    archive = write(
+        tmp_path / "a.tar", [file("./README"), file("./llvm/CMakeLists.txt"), file("./mlir/CMakeLists.txt")]
+    )
+    with refused("not-a-source-tree", "llvm and mlir"):
+        unpack_tar(archive, tmp_path / "d")
+    unpack_tar(archive, tmp_path / "d", strip=0)
+
+
 HOSTILE: dict[str, list[Entry]] = {
     "dot-dot": [file("t/../../evil")],
     "dot-dot inside": [file("t/a/../b")],

@@ -47,11 +47,11 @@ _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[IO[bytes]], Any] |
 def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE, portable_names: bool = True) -> None:
     """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which must be missing or empty.
 
-    `dest` is removed after an error. HostileInputError is raised for an unsafe archive, SourceError for a damaged one,
-    and ResourceError if the disk is full.
+    `dest` is removed after an error. HostileInputError is raised for an unsafe archive, SourceError for a damaged one
+    and one without a top folder, and ResourceError if the disk is full.
 
     Args:
-        strip: the number of leading path components that are removed from every name.
+        strip: the number of leading path components that are removed from every name, and must be equal in all names.
         part: the part of the tree to unpack, applied after `strip`. Other members are checked, but not written.
         portable_names: whether to refuse names with control characters, and names that differ only in case.
     """
@@ -102,6 +102,7 @@ class _Unpacker:
         self.kinds: dict[str, str] = {}  # `d`, `f` or `l` for each path that was read, whether or not it is written
         self.folded: dict[str, str] = {}
         self.links: dict[str, str] = {}
+        self.top: list[str] = []  # the leading path components that are removed
         self.ended = False
 
     def run(self) -> None:
@@ -194,6 +195,15 @@ class _Unpacker:
             raise self._hostile("entry-escapes", "it contains a path with ..", name)
         if self.portable_names and _CONTROL.search(name):
             raise self._hostile("entry-name-unsafe", "it contains a name with control characters", repr(name))
+        if len(parts) > self.strip:
+            self.top = self.top or parts[: self.strip]
+            if parts[: self.strip] != self.top:
+                raise SourceError(
+                    "not-a-source-tree",
+                    f"{self.archive.name} does not have all its files in one folder",
+                    why=f"it contains {'/'.join(self.top)} and {'/'.join(parts[: self.strip])}",
+                    fix="pack the folder itself instead of its content, or name the folder",
+                )
         return "/".join(parts[self.strip :])
 
     def _check_length(self, path: str) -> None:
