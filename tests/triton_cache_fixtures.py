@@ -79,7 +79,7 @@ def made(
     """Compile calls, or with `part` those of a shard, and return their outcomes and the workers' facts about Triton."""
     with Ledger(folder / "calls.sqlite") as ledger:
         executor = local_executor(starting(folder), workers=1)
-        shard = shard_of(RuleSet(tuple(rules(calls, lds)), len(calls)), part, shared)
+        shard = shard_of(RuleSet(tuple(rules(calls, lds)), len(calls)), part, shared, {})
         result = run_campaign(
             shard.rules, executor, ledger, folder, worker_tree=os.fspath(TESTS / "standin_wheel"), keep_going=True,
             on_count=count, shared=shared,

@@ -63,7 +63,7 @@ class Machine(Source):
         """Run a campaign, and return the SHA-256 of each file that it made, by path, and its result."""
         rules = self.rules()
         shared = SharedResults(stores, self.naming(), **how) if stores else None
-        shard = shard_of(RuleSet(rules, len(rules)), part, shared)
+        shard = shard_of(RuleSet(rules, len(rules)), part, shared, {})
         out = self.root / "out"
         with Ledger(self.root / "ledger.sqlite") as ledger:
             result = run_campaign(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.kernel_fixtures import local_executor, make_rule
+from tests.kernel_fixtures import local_executor, make_rule, only_hanging_ones_time_out
 from tests.refusals import refused
 from tests.unit.test_kernel_store import Machine, PlainKey
 from toolchain.cli.app import app
@@ -39,6 +39,7 @@ def run(
     stores: Sequence[KernelStore],
     part: tuple[int, int] | None = None,
     rules: Sequence[Rule] = RULES,
+    timeout: float = 300,
     **how: Any,
 ) -> CampaignResult:
     """Cut, compile and leave the mark, as a stage does; merge if there is no part and `only` is set."""
@@ -46,9 +47,9 @@ def run(
         (machine.tree / rule.source).touch()
     machine.workers.provide(list(rules))
     shared = SharedResults(stores, machine.naming(), **how)
-    shard = shard_of(RuleSet(tuple(rules), len(rules)), part, shared)
+    shard = shard_of(RuleSet(tuple(rules), len(rules)), part, shared, {"timeout": timeout})
     with Ledger(machine.root / "ledger.sqlite") as ledger:
-        executor = local_executor(machine.workers, workers=1, timeout=300)
+        executor = local_executor(machine.workers, workers=1, timeout=timeout)
         result = run_campaign(
             shard.rules, executor, ledger, machine.out, worker_tree="/src", keep_going=True, shared=shared
         )
@@ -115,6 +116,24 @@ def test_shards_of_other_inputs_are_refused(tmp_path: Path) -> None:
     for joined, rules in ((other_triton, RULES), (Machine(tmp_path / "joined"), RULES[:8])):
         with refused("shards-other-options"):
             merge(joined, [store], rules)
+
+
+def test_kernel_that_exceeded_another_limit_in_its_shard_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merged image gets the input digest of an image whose kernels had the limits of the merge."""
+    only_hanging_ones_time_out(monkeypatch)
+    store, rules = folder(tmp_path / "store"), [*RULES, make_rule("hangs", cluster="gfx942/e")]
+    for number in (1, 2):
+        run(Machine(tmp_path / f"machine-{number}"), [store], (number, 2), rules, timeout=2)
+    assert merge(Machine(tmp_path / "same"), [store], rules, timeout=2).counts()["timed_out"] == 1
+    with refused("shards-other-options") as caught:
+        merge(Machine(tmp_path / "other"), [store], rules, timeout=3600)
+    assert "hangs" in caught.value.why
+    sound = folder(tmp_path / "sound")
+    for number in (1, 2):
+        run(Machine(tmp_path / f"sound-{number}"), [sound], (number, 2), timeout=2)
+    assert len(merge(Machine(tmp_path / "joined"), [sound], timeout=3600).done) == 10, "no limit decided its content"
 
 
 def test_shards_of_two_incomplete_cuts_are_refused(tmp_path: Path) -> None:

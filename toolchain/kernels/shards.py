@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from toolchain.core import strict_json
@@ -60,11 +60,13 @@ class Shard:
     Args:
         identity: the properties that all shards of one campaign share.
         part: the number of this shard, and how many shards there are; None for the whole campaign.
+        limits: the limits of kernels that are inputs of the image, by name.
     """
 
     rules: RuleSet
     identity: Mapping[str, Any]
     part: tuple[int, int] | None
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
         """Mark the shard as finished in the first store. The mark lists the kernels that do not compile.
@@ -91,6 +93,7 @@ class Shard:
             "shard": number,
             "of": count,
             "kernels": len(self.rules.rules),
+            "limits": dict(self.limits),
             "bad": [asdict(entry) for entry in entries if entry.status != DONE],
         }
         shared.stores[0].note(f"shard-{_short(self.identity)}-{number}-of-{count}", sealed(canonical(mark), shared.key))
@@ -119,7 +122,9 @@ def without_store(part: tuple[int, int]) -> ConfigError:
     )
 
 
-def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None) -> Shard:
+def shard_of(
+    rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None, limits: Mapping[str, float]
+) -> Shard:
     """Return the shard that this machine must compile, or the whole campaign.
 
     If `shared.only` is set, nothing is compiled. The stores must then contain all shards of the campaign, and
@@ -128,16 +133,17 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
     Args:
         part: the number of this shard and the total number of shards; None for all rules.
         shared: the kernel stores, which a shard needs; None if there are none.
+        limits: the limits of kernels that are inputs of the image, by name.
 
     Raises:
         ConfigError: there are fewer clusters than shards, `part` is given without stores, a store contains no shard of
-            this campaign or an invalid mark of one, or the stores contain only incomplete campaigns, which were cut
-            into different numbers of shards.
+            this campaign or an invalid mark of one, a kernel exceeded other limits in its shard, or the stores contain
+            only incomplete campaigns, which were cut into different numbers of shards.
         KernelError: shards are missing.
     """
     if shared is not None and shared.only:
         identity = _identity(rules, shared)
-        shared.failures = _joined(shared, identity, rules)
+        shared.failures = _joined(shared, identity, rules, limits)
         return Shard(rules, identity, None)
     if part is None:
         return Shard(rules, {}, None)
@@ -145,10 +151,12 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
         raise without_store(part)
     numbers = cut(rules.rules, part[1])
     inside = tuple(rule for rule in rules.rules if numbers[rule.cluster] == part[0])
-    return Shard(RuleSet(inside, rules.total), _identity(rules, shared), part)
+    return Shard(RuleSet(inside, rules.total), _identity(rules, shared), part, limits)
 
 
-def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
+def _joined(
+    shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet, limits: Mapping[str, float]
+) -> dict[str, Entry]:
     """Return the entries of kernels that do not compile, by the rule's id; raise the errors of `shard_of`."""
     by_count: dict[int, dict[int, Mapping[str, Any]]] = {}
     for store in shared.stores:
@@ -177,7 +185,21 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
             fix="run them, or name the stores that they wrote to",
         )
     ids = {rule.id for rule in rules.rules}
-    return {entry.id: entry for mark in by_number.values() for entry in _bad(mark) if entry.id in ids}
+    bad = [(mark, entry) for mark in by_number.values() for entry in _bad(mark) if entry.id in ids]
+    for mark, entry in bad:
+        # The image would get the same input digest as one whose kernels had the limits of the merge.
+        if (entry.status == TIMEOUT or entry.over_memory) and mark.get("limits", limits) != limits:
+            raise _other_limits(mark, entry)
+    return {entry.id: entry for _, entry in bad}
+
+
+def _other_limits(mark: Mapping[str, Any], entry: Entry) -> ConfigError:
+    return ConfigError(
+        "shards-other-options",
+        f"shard {mark['shard']}/{mark['of']} had other limits than this merge, and a kernel exceeded them",
+        why=f"{entry.out}: {entry.reason.partition(chr(10))[0]}",
+        fix="give the options --kernel-timeout and --kernel-memory of the shard, or run it again with those given here",
+    )
 
 
 def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -34,7 +34,7 @@ from toolchain.stages import kernel_workers
 from toolchain.stages.aotriton_comparison import compare, read_answers
 from toolchain.stages.aotriton_inside import OBJECTS, lay_copies, lay_objects
 from toolchain.stages.kernel_check import check_numbers
-from toolchain.stages.kernel_workers import RECIPE, SCRATCH, WORKER_FILES, KernelProject, compiling
+from toolchain.stages.kernel_workers import RECIPE, SCRATCH, WORKER_FILES, KernelProject, compiling, limits
 from toolchain.stages.stage import Workspace
 from toolchain.stages.triton_wheel import SITE
 
@@ -112,7 +112,7 @@ class KernelImages:
         rules = cut(plan.rules, select=request.select, limit=request.limit)
         self.workspace.step("kernels")
         shared = self.workspace.shared_results(self.naming())
-        shard = shard_of(rules, request.shard, shared)
+        shard = shard_of(rules, request.shard, shared, limits(request))
         rules, clusters = shard.rules, plan.whole(shard.rules)
         result = self.compile(rules, shared)
         shard.finish(shared, result.entries)

@@ -25,6 +25,7 @@ from toolchain.stages.kernel_workers import (
     campaign_facts,
     campaign_inputs,
     compiling,
+    limits,
     part_of_kernels,
 )
 from toolchain.stages.prebuilt import Intake, take_in
@@ -91,7 +92,7 @@ class KernelsStage:
         workspace.step("compile")
         shared = workspace.shared_results(at.naming)
         with Ledger(work / "ledger.sqlite") as ledger:
-            shard = shard_of(rules, request.shard, shared)
+            shard = shard_of(rules, request.shard, shared, limits(request))
             with compiling(at, workspace, shared) as workers:
                 result = workers.run(shard.rules, ledger)
             shard.finish(shared, result.entries)

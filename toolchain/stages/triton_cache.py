@@ -123,7 +123,7 @@ class TritonCacheStage:
         shared = workspace.shared_results(at.naming)
         with Ledger(workspace.work() / LEDGER) as ledger:
             rules = cut([rule_of(call, table.module) for call in calls], select=request.select, limit=request.limit)
-            shard = shard_of(rules, request.shard, shared)
+            shard = shard_of(rules, request.shard, shared, limits(request))
             with compiling(at, workspace, shared) as workers:
                 result = workers.run(shard.rules, ledger, calls=True)
             outcomes, about = outcomes_of(result, calls, out)
