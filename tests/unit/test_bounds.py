@@ -64,7 +64,7 @@ def test_a_kernel_that_takes_too_much_memory_is_stopped_and_recorded(place: Plac
     by_kernel = {entry.kernel: entry for entry in result.entries}
     assert {name: entry.status for name, entry in by_kernel.items()} == {"eats": FAILED, "good": DONE, "fine": DONE}
     assert by_kernel["eats"].over_memory
-    assert "one kernel may take 209.7 MB" in by_kernel["eats"].reason
+    assert by_kernel["eats"].reason.startswith("memory: one kernel may take 209.7 MB\n")
     assert place.workers.tries.count("eats") == 1, "it would take as much again"
     assert place.workers.alive == []
 

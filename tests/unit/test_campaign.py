@@ -100,6 +100,8 @@ def test_each_failure_is_recorded_and_other_kernels_are_compiled(place: Place) -
         assert json.loads(path.with_suffix(".json").read_text()) == {"compile_status": word}
     report = (place.out / "report.json").read_text()
     assert (json.loads(report)["timed_out"], "seconds" in report) == (1, False)
+    listed = {row["kernel"]: row["reason"] for row in json.loads(report)["kernels"]}
+    assert listed["dies"] == "the worker was ended by SIGABRT", "the order of its output differs between runs"
     assert place.counts[0] == (0, 10, "")
     assert [count[:2] for count in place.counts[1:]] == [(number, 10) for number in range(1, 11)]
 

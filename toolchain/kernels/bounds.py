@@ -68,7 +68,7 @@ def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
     most = bounds.kernel
     for worker, task in live:
         if most and task is not None and worker.memory > most and (memory := proportional(worker.pid)) > most:
-            reason = f"memory: it used {console.size(memory)}, but one kernel may take {console.size(most)}"
+            reason = f"memory: one kernel may take {console.size(most)}\nit used {console.size(memory)}"
             worker.end_for(task, reason, final=True)
             return
     if sum(worker.memory for worker, _ in live) <= bounds.together:
@@ -79,7 +79,8 @@ def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
     if busy and sum(row[0] for row in exact) > bounds.together:
         memory, worker, task = max(busy, key=lambda row: row[0])
         limit = console.size(bounds.together)
-        reason = f"memory: it used {console.size(memory)}, but all workers together may take {limit}"
+        reason = "memory: it needs more than all workers together may take"
+        reason += f"\nit used {console.size(memory)}, and the limit is {limit}"
         worker.end_for(task, reason, final=len(live) == 1)
 
 

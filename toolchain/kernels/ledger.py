@@ -363,7 +363,11 @@ def _not_ours(path: Path, why: str) -> ConfigError:
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return rows for the report, sorted by output path, without values such as times that differ between runs."""
+    """Return rows for the list of kernels in an image, sorted by output path, without values that differ between runs.
+
+    Only the first line of a failure's reason is included, because the other lines may contain memory addresses, the
+    order of a worker's output, or the memory that it used.
+    """
     left_out = (
         "seconds", "attempt", "origin", "signer", "over_memory", "refused", "exit_code", "metadata_sha256",
     )  # fmt: skip
@@ -373,6 +377,7 @@ def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
         for name in left_out:
             del row[name]
         row["bitcode"] = list(entry.bitcode)
+        row["reason"] = entry.reason.partition("\n")[0]
         rows.append(row)
     return rows
 

@@ -32,11 +32,11 @@ from toolchain.core.locks import held
 from toolchain.core.recipe import COMPILER_CACHE, Mount, Runner, digests
 from toolchain.kernels import launches
 from toolchain.kernels.campaign import CampaignResult
-from toolchain.kernels.ledger import DONE, Entry
+from toolchain.kernels.ledger import DONE, Entry, reproducible
 from toolchain.oci import labels
 from toolchain.request.model import Request
 from toolchain.stages.aotriton_images import ENVIRONMENT, IMAGES, KernelImages, MadeImages
-from toolchain.stages.aotriton_inside import OBJECTS, lay_ledger, ledger_rows, loaded, write_json
+from toolchain.stages.aotriton_inside import OBJECTS, lay_ledger, loaded, write_json
 from toolchain.stages.aotriton_library import (
     AotritonDetails,
     Library,
@@ -333,7 +333,7 @@ def assemble(
             "triton": result.about.get("triton", ""),
             "bitcode": result.about.get("bitcode", {}),
         }
-        write_json(images / name / LEDGER, {**facts, "kernels": ledger_rows(entries)})
+        write_json(images / name / LEDGER, {**facts, "kernels": reproducible(entries)})
         if name in made.launches:
             write_atomically(images / name / launches.NAME, made.launches[name])
         if made.partial or lacks or bad:

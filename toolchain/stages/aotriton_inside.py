@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from toolchain.core.filesystem import emptied
 from toolchain.core.recipe import Mount, Runner
 from toolchain.kernels.aotriton_plan import BarePlan
 from toolchain.kernels.campaign import CampaignResult
-from toolchain.kernels.ledger import Entry, reproducible
+from toolchain.kernels.ledger import reproducible
 from toolchain.stages.hip import PLACE
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.wheels import place
@@ -84,16 +84,7 @@ def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[s
     """
     path = tree / prefix.lstrip("/") / LEDGER
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**facts, "kernels": ledger_rows(result.entries)})
-
-
-def ledger_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return a row for each entry, for the list of kernels in an image.
-
-    Only the first line of a failure's reason is included, because the other lines may contain memory addresses, which
-    differ from build to build.
-    """
-    return [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
+    write_json(path, {**facts, "kernels": reproducible(result.entries)})
 
 
 def write_json(path: Path, value: Any) -> None:
