@@ -107,7 +107,7 @@ class Machine:
 
     @property
     def needs(self) -> dict[str, str]:
-        return requirements(self.setup, self.limits)
+        return requirements(self.setup, self.limits, "buildah")
 
     def serve(self, address: str, *, slots: int = 1) -> None:
         """Work for a scheduler until the process ends."""

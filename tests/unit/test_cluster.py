@@ -20,6 +20,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, KernelError, LockHeldError, ResourceError
 from toolchain.core.locks import alone
 from toolchain.kernels import scheduler
+from toolchain.kernels.cluster import requirements
 from toolchain.kernels.cluster_worker import Compiler
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT
 from toolchain.kernels.pool import is_answer
@@ -82,6 +83,13 @@ def test_verbs_refuse_unusable_scheduler_or_stage(
     monkeypatch.setattr(scheduler, "import_module", absent)
     assert code("tcp://127.0.0.1:1") == 3
     assert {path.name for path in tmp_path.iterdir()} <= {"locks"}, "nothing is built before"
+
+
+def test_worker_with_another_runner_does_not_fit_a_campaign(tmp_path: Path) -> None:
+    """The record and the provenance of the kernels name the campaign's runner, which decides how they are isolated."""
+    setup = Machine(tmp_path).setup
+    buildah, docker = (requirements(setup, LIMITS, runner) for runner in ("buildah", "docker"))
+    assert [name for name in buildah if buildah[name] != docker[name]] == ["runner"]
 
 
 def compiler_of(machine: Machine, **limits: Any) -> Compiler:

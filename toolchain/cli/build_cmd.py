@@ -135,7 +135,7 @@ def kernels_worker(
     """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted, after building the image they need.
 
     Use the options of the campaign, as far as this verb has them. A worker gets no kernels if its Triton, sources,
-    limits or version of this tool differ from those of the campaign.
+    limits, runner or version of this tool differ from those of the campaign.
     """
     _require_kernels(stage)
     from toolchain.kernels.scheduler import check_address, security  # noqa: PLC0415 - most verbs do not need it

@@ -29,13 +29,17 @@ _AHEAD = 2  # tasks that are submitted for each slot, so that no slot has to wai
 _LOOK, _POLL = 1.0, 0.1  # seconds between two checks of the workers, and between two checks of the tasks
 
 
-def requirements(setup: CompileSetup, limits: Limits) -> dict[str, str]:
+def requirements(setup: CompileSetup, limits: Limits, runner: str) -> dict[str, str]:
     """Return the names of the Dask resources that a worker must have for a campaign.
 
     Each name contains a digest of a property that must be the same for the worker and the campaign, such as the
     sources. The keys of the result are the names of these properties.
+
+    Args:
+        runner: the program that runs the compile processes. The campaign's record names it, so workers must use it too.
     """
-    parts = {**setup.naming.shared, "sources": setup.naming.tree, "limits": asdict(limits), "version": __version__}
+    own = {"sources": setup.naming.tree, "limits": asdict(limits), "runner": runner, "version": __version__}
+    parts = {**setup.naming.shared, **own}
     return {name: f"toolchain-{name}-{sha256_json(value)[7:23]}" for name, value in parts.items()}
 
 

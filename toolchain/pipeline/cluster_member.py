@@ -66,7 +66,7 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
         bounds = MemoryBounds.of(workspace.memory(), slots, limits.memory)
         compiler, name = Compiler(setup, slots=slots, limits=limits, bounds=bounds), name or socket.gethostname()
         console.note(f"worker {name}: {slots} kernels at once, for {address}; Ctrl-C ends it")
-        provides = requirements(setup, limits).values()
+        provides = requirements(setup, limits, request.runner).values()
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio replaces only this handler by its own
         asyncio.run(serve(address, compiler, name=name, provides=provides, scratch=Path(scratch) / "dask"))

@@ -226,7 +226,7 @@ def compiling(setup: CompileSetup, workspace: Workspace, shared: SharedResults |
         return
     from toolchain.kernels.cluster import ClusterExecutor, requirements  # noqa: PLC0415 - most builds use no Dask
 
-    with ClusterExecutor(request.scheduler, requirements(setup, kernel_limits(request))) as elsewhere:
+    with ClusterExecutor(request.scheduler, requirements(setup, kernel_limits(request), request.runner)) as elsewhere:
         yield Workers(setup=setup, workspace=workspace, shared=shared, executor=elsewhere, bounds=None)
 
 
