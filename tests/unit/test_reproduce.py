@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +29,8 @@ from toolchain.oci.layout import Layout
 from toolchain.pipeline.fetching import fetch_for
 from toolchain.pipeline.original import _of_provenance, of_reference
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.records import read_record
-from toolchain.pipeline.reproduce import _take, clean_cache, content_digest, expected_of, reproduce
+from toolchain.pipeline.records import read_record, write_record
+from toolchain.pipeline.reproduce import Reproduced, _take, clean_cache, content_digest, expected_of, reproduce
 from toolchain.request.model import Request
 from toolchain.stages.stage import Built
 from toolchain.stages.triton_origin import triton_source
@@ -276,6 +277,31 @@ def test_equal_layer_with_different_config_is_not_equal(tmp_path: Path, monkeypa
     for other in (preloaded, below, {**config, "architecture": "arm64"}):
         found = reproduce(request, "llvm", {**expected, "content": content_digest(other)})
         assert (found.equal, found.same_layer) == (False, True)
+
+
+def test_wheel_that_is_not_in_the_image_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image of Triton contains the wheel for the Python of its base, and `publish --files` publishes all wheels."""
+    sources = specs({"llvm": "distro:llvm-toolchain-22"})
+    request = Request(cache=Cache(tmp_path / "cache"), sources=sources, only="support", contract=False)
+    finished_base(request.cache, tmp_path / "base")
+    llvm = finished_llvm(request, tmp_path / "llvm", {"usr/lib64/x/a": b"x"})
+    record = read_record(request.cache, llvm.input_digest)
+
+    def rebuilt(**wheels: str) -> Reproduced:
+        def build(asked: Request, _: str) -> list[Built]:
+            _take(request.cache, asked.cache, llvm)
+            rows = [{"file": f"{name}.whl", "digest": digest, "bytes": 1} for name, digest in wheels.items()]
+            write_record(asked.cache, replace(record, facts={**record.facts, "wheels": rows}))
+            return [llvm]
+
+        monkeypatch.setattr("toolchain.pipeline.reproduce.build", build)
+        return reproduce(request, "llvm", {**expected_of(request.cache, record), "wheels": {"a.whl": DIGEST}})
+
+    assert rebuilt(a=DIGEST).equal
+    for other, what in ((rebuilt(a=OTHER), "content"), (rebuilt(), "only in the first")):
+        assert (other.equal, other.same_layer) == (False, True)
+        assert [(file.path, file.what) for file in other.differing] == [("a.whl", what)]
+    assert [file.path for file in rebuilt(a=DIGEST, b=DIGEST).differing] == ["b.whl"]
 
 
 def test_label_that_is_not_a_digest_is_refused(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def reproduce_image(
 
 
 def _difference(result: Reproduced) -> str:
-    if result.same_layer:
+    if result.same_layer and not result.differing:
         return "the topmost layers are equal, but the layers below, the environment or the labels differ"
     listed = "\n".join(str(file) for file in result.differing[:_LISTED])
     return listed or "the files are equal, but the headers of the archive differ"
@@ -209,4 +209,5 @@ def _tell(result: Reproduced) -> None:
         same = "the same blob" if result.blobs[0] == result.blobs[1] else "compressed differently"
         console.text(result.image, "equal", result.diff_ids[0], same)
         return
-    console.text(result.image, "NOT equal", *(result.contents if result.same_layer else result.diff_ids))
+    pair = result.contents if result.same_layer else result.diff_ids
+    console.text(result.image, "NOT equal", *(pair if pair[0] != pair[1] else ()))

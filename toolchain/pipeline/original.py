@@ -20,11 +20,11 @@ from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.pipeline.finished_images import named_images, one_image
 from toolchain.pipeline.records import known_record, stages_below
-from toolchain.pipeline.reproduce import content_digest, expected_of, require_whole
+from toolchain.pipeline.reproduce import content_digest, expected_of, require_whole, wheels_in
 from toolchain.request.declaration import Option
 from toolchain.request.model import options
 from toolchain.sources.store import Store
-from toolchain.trust.attest import asked_for
+from toolchain.trust.attest import REPORT, asked_for, byproduct
 from toolchain.trust.image_facts import ImageFacts
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import reading
@@ -126,6 +126,8 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
                     f"{ref}: {verdict.problems[0] if verdict.problems else 'it has no provenance'}",
                     fix=verdict.fix,
                 )
+            with reading("provenance"):
+                expected["wheels"] = wheels_in(byproduct(verdict.provenance, REPORT) or {})
             return _of_provenance(ref, verdict.provenance, expected)
     record = known_record(cache, label)
     if record is None:

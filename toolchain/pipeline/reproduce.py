@@ -39,7 +39,7 @@ class Reproduced:
         indexes: the digests of an index that contains only this image; the first is empty if the image was published
             without an index, or in an index with other images.
         contents: the results of `content_digest`.
-        differing: the files that differ; empty if the layers are equal.
+        differing: the files of the layer or the wheels of the stage that differ; empty if they are equal.
         varied: the result of `Variation.as_json` for the second build; None without `--vary`.
     """
 
@@ -54,8 +54,8 @@ class Reproduced:
 
     @property
     def equal(self) -> bool:
-        """Whether the images have the same settings, and the same layers without compression."""
-        return self.same_layer and self.contents[0] == self.contents[1]
+        """Whether the images have the same settings and uncompressed layers, and the stage's wheels are equal."""
+        return self.same_layer and self.contents[0] == self.contents[1] and not self.differing
 
     @property
     def same_layer(self) -> bool:
@@ -81,7 +81,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
 
     Args:
         expected: the image to compare with, as a dictionary with the keys `input_digest`, `diff_id`, `blob`, `index`,
-            `content`, `media_type` and `path`.
+            `content`, `media_type` and `path`, and with `wheels` if the wheels that the stage built are known.
     """
     if len(request.arch) != 1:
         raise UnsupportedError(
@@ -155,7 +155,23 @@ def _own_layer(record: Record, layout: Layout) -> dict[str, Any]:
         "content": content_digest(config),
         "media_type": layer["mediaType"],
         "path": layout.blob(layer["digest"]),
+        "wheels": wheels_in(record.facts),
     }
+
+
+def wheels_in(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digests of the wheels that a stage built, by file name, from the facts in its record.
+
+    The image of the stage contains only one of the wheels.
+    """
+    return {str(wheel["file"]): str(wheel["digest"]) for wheel in facts.get("wheels", ())}
+
+
+def _differing_wheels(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[FileDifference]:
+    for name in sorted({*first, *second}):
+        if first.get(name) != second.get(name):
+            one = "only in the second" if name not in first else "only in the first" if name not in second else ""
+            yield FileDifference(name, one or "content")
 
 
 def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced:
@@ -167,12 +183,13 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
         blobs=(str(first["blob"]), str(second["blob"])),
         indexes=(str(first["index"]), str(second["index"])),
         contents=(str(first["content"]), str(second["content"])),
+        differing=tuple(_differing_wheels(first.get("wheels", second["wheels"]), second["wheels"])),
     )
     if result.same_layer:
         return result
     console.note("the layers differ; looking for the files that differ")
     old, new = (Blob(Path(side["path"]), str(side["media_type"])) for side in (first, second))
-    return replace(result, differing=tuple(differences(old, new)))
+    return replace(result, differing=(*differences(old, new), *result.differing))
 
 
 @contextmanager
