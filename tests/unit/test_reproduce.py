@@ -129,11 +129,14 @@ def test_workers_that_start_at_once_preload_the_same_libraries(cache: Cache, mon
         return SimpleNamespace(stdout="heap\nstatic\n")
 
     monkeypatch.setattr(Buildah, "run", run)
-    engine = Buildah(cache, variation=Variation(1))
+    variation = Variation(1)
+    engine = Buildah(cache, variation=variation)
     with ThreadPoolExecutor(4) as pool:
         mounts = list(pool.map(engine._preloaded, ["image"] * 4))
     assert len(built) == 1
     assert mounts[1:] == mounts[:1] * 3
+    told = variation.as_json()
+    assert "file-order" in told["unchanged"].keys() - told["changed"].keys(), "no source tree was mounted"
 
 
 def test_partly_deleted_folder_is_not_continued(cache: Cache) -> None:

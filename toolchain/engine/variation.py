@@ -256,9 +256,12 @@ class Variation:
         if not self._prepared:
             reason = "the build started no container"
             return {"seed": self.seed, "changed": {}, "unchanged": {"every-condition": reason}, "static": []}
+        fixed = dict(self.fixed)
+        if "file-order" not in self.conditions:
+            fixed.setdefault("file-order", "no `buildah build` mounted a source tree, and only those are reordered")
         return {
             "seed": self.seed,
             "changed": dict(sorted(self.conditions.items())),
-            "unchanged": dict(sorted(self.fixed.items())),
+            "unchanged": dict(sorted(fixed.items())),
             "static": self.static,
         }
