@@ -120,7 +120,7 @@ def make_rule(kernel: str, *, target: str = "gfx942", cluster: str = "", warps: 
 
 # The kernel's name selects the behaviour; the file `tries` has a line for each attempt.
 FAKE_WORKER = """
-import hashlib, json, os, pathlib, signal, sys, time
+import hashlib, json, os, pathlib, signal, subprocess, sys, time
 here = pathlib.Path(sys.argv[1])
 with (here / "started").open("a") as stream:
     stream.write(f"{os.getpid()}\\n")
@@ -146,6 +146,11 @@ for line in sys.stdin:
     elif kernel == "starved":
         why = "RuntimeError: lld failed\\nbecause OSError: [Errno 28] No space left on device"
         answer.update(status="failed", reason=why)
+    elif kernel == "unlinked":
+        try:
+            subprocess.check_call(["sh", "-c", "kill -KILL $$"])
+        except subprocess.CalledProcessError as error:
+            answer.update(status="failed", reason=f"subprocess.CalledProcessError: {error}")
     elif kernel == "hangs":
         out = pathlib.Path(task["out"])
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -152,7 +153,7 @@ def test_finished_rules_are_not_compiled_again(place: Place) -> None:
     assert place.counts == [(3, 3, "")]
 
 
-@pytest.mark.parametrize("kernel", ["killed", "starved"])
+@pytest.mark.parametrize("kernel", ["killed", "starved", "unlinked"])
 def test_lack_of_resources_is_not_recorded_as_bad_kernel(place: Place, kernel: str) -> None:
     bad = make_rule(kernel)
     with refused("kernel-resources") as caught:
@@ -162,6 +163,14 @@ def test_lack_of_resources_is_not_recorded_as_bad_kernel(place: Place, kernel: s
     with Ledger(place.root / "ledger.sqlite") as ledger:
         assert ledger.get(bad.id) is None
     assert place.workers.alive == []
+
+
+def test_only_a_signal_from_outside_is_no_fault_of_the_kernel(tmp_path: Path) -> None:
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
+        assert worker_process.machine_fault(f"its process was ended by signal {int(number)}", tmp_path)
+    assert not worker_process.machine_fault(f"its process was ended by signal {int(signal.SIGABRT)}", tmp_path)
+    crash = str(subprocess.CalledProcessError(-signal.SIGSEGV, ["ld.lld"]))
+    assert not worker_process.machine_fault(crash, tmp_path)
 
 
 def test_failure_on_full_disk_is_lack_of_resources(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,9 @@ _MOST_LINES = 16  # the number of lines that are read ahead; a process that prin
 _MACHINE_FAULT = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
     r"|Too many open files|Resource temporarily unavailable|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
-    r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b|^its process was ended by signal 9\b"
+    r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b|^its process was ended by signal (?:1|2|9|15)\b"
+    # An old Triton runs ld.lld, and Python words the death of such a program like this.
+    r"|\bdied with <Signals\.SIG(?:KILL|TERM|INT|HUP): [0-9]+>"
 )
 LEAST_FREE = 32_000_000
 """If fewer bytes are free, a failure is blamed on a full disk, because a compiler may not report a full disk."""
