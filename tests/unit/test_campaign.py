@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -266,3 +268,25 @@ def test_worker_that_prints_endlessly_waits_and_can_be_stopped(tmp_path: Path) -
     worker.stop()
     assert printed.stat().st_size < 1000
     assert not [thread for thread in threading.enumerate() if thread.name == "kernel-pipe"]
+
+
+def test_time_in_which_the_tool_was_stopped_does_not_count_for_a_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-Z, `fg` must not record the kernels that were being compiled as known bad."""
+
+    @contextlib.contextmanager
+    def make(_files: str, _out: Path) -> Iterator[subprocess.Popen[str]]:
+        words = ["sh", "-c", 'echo chatter; sleep 0.2; echo \'{"id": "x"}\'; read line']
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            yield child
+
+    clock = itertools.count(step=1000)
+    worker = worker_process.Worker(make, "", tmp_path / "worker")
+    monkeypatch.setattr(worker_process, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    try:
+        assert worker.answer(300) == {"id": "x"}
+        with pytest.raises(worker_process.TimedOutError):
+            worker.answer(1.5)
+    finally:
+        worker.stop(patience=10)

@@ -34,6 +34,7 @@ MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]
 TAIL_LINES = 25
 _OBJECT = "object"  # the object's name in the folder of the process, without its suffix
 _LONGEST_LINE = 4 << 20  # the maximum number of characters in an answer; a worker may be hostile
+_STEP = 1.0  # seconds between two readings of the clock while an answer is awaited
 _MOST_LINES = 16  # the number of lines that are read ahead; a process that prints more must wait
 
 # If one of these patterns matches the reason for a failure, the machine is at fault and not the kernel. If a worker
@@ -172,21 +173,24 @@ class Worker:
         """Return the next JSON object that the process prints; other lines are added to `tail`.
 
         Raises:
-            TimedOutError: there was no object within `timeout` seconds; None means no limit.
+            TimedOutError: there was no object within `timeout` seconds; None means no limit. The seconds in which this
+                process was stopped, for example by Ctrl-Z, do not count, because the worker may have been stopped too.
             DiedError: the process ended or closed its output.
             StoppedError: another thread called `interrupt`.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        left, last = timeout, time.monotonic()
         while True:
             if self._interrupted.is_set():
                 raise StoppedError
-            try:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left < 0:  # a process that prints without end must not outlast the timeout
+            if left is not None:
+                now = time.monotonic()
+                left, last = left - min(now - last, _STEP), now
+                if left < 0:  # a process that prints without end must not outlast the timeout
                     raise TimedOutError
-                line = self._answers.get(timeout=left)
+            try:
+                line = self._answers.get(timeout=None if left is None else min(left, _STEP))
             except queue.Empty:
-                raise TimedOutError from None
+                continue
             if line is None:
                 raise self._died()
             with contextlib.suppress(ValueError):
