@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.refusals import refused
 from tests.request_fixtures import specs
@@ -16,6 +19,7 @@ from tests.small_llvm import small_llvm
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import check_generation, needs_for, newest_triton_on
 from toolchain.catalog.release_data import triton_releases
+from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.errors import SourceError, UnsupportedError
 from toolchain.request.model import Request
@@ -84,6 +88,23 @@ def test_refusal_of_another_generation_names_both_versions(
         plan(request_, small_llvm(tmp_path / "llvm", version=version), triton=triton)
     assert f"too {word} for Triton {triton}" in refusal.value.what
     assert f"LLVM {version.partition('.')[0]}," in refusal.value.what
+
+
+def test_pins_list_the_distributions_llvms_with_the_tritons_that_plan_accepts_on_them() -> None:
+    listed = CliRunner().invoke(app, ["pins", "--distro", "--json"])
+    rows = {row["llvm"]: row["tritons"] for row in json.loads(listed.stdout)["distro"]}
+    for version in (row.version for row in triton_releases() if row.version and "+" not in row.version):
+        for llvm, tritons in rows.items():
+            with contextlib.nullcontext() if version in tritons else refused("llvm-unfit"):
+                check_generation(needs_for(version), llvm, where="it")
+
+
+def test_refusal_names_only_llvms_that_are_accepted() -> None:
+    needs = needs_for("3.6.0")  # it links libraries that LLVM 21 lacks
+    with refused("llvm-unfit") as refusal:
+        check_generation(needs, 19, where="it")
+    assert "21" not in refusal.value.fix
+    check_generation(needs, 22, where="it")
 
 
 @pytest.mark.parametrize("llvm", [16, 25])

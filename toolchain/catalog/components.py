@@ -133,30 +133,36 @@ def newest_triton_on(llvm: int) -> str:
     )
 
 
-def is_near(needs: LlvmRequirements, llvm: int) -> bool:
-    """Return whether `llvm` is the major version released just before or just after the commit that a Triton pins."""
-    return llvm in (needs.llvm - 1, needs.llvm)
+def fitting_llvms(needs: LlvmRequirements) -> tuple[int, ...]:
+    """Return the major versions of LLVM on which a Triton may be tried.
+
+    These are the versions released just before and just after the commit that the Triton pins, without a version that
+    lacks a library that the Triton links.
+    """
+    return tuple(version for version in (needs.llvm - 1, needs.llvm) if version >= needs.since)
 
 
 def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
     """Raise an UnsupportedError if the major version `llvm` is too old or too new for a Triton."""
-    own = needs.llvm
-    if not is_near(needs, llvm):
-        old = llvm < own
+    fitting = fitting_llvms(needs)
+    if llvm in fitting:
+        return
+    own, named = needs.llvm, " or ".join(map(str, fitting)) or f"{needs.since} or newer"
+    how = "old" if llvm <= own else "new"
+    what = f"{where} is too {how} for Triton {needs.serves}: LLVM {llvm}, not {named}"
+    if llvm in {own - 1, own}:
         raise UnsupportedError(
             "llvm-unfit",
-            f"{where} is too {'old' if old else 'new'} for Triton {needs.serves}: LLVM {llvm}, not {own - 1} or {own}",
-            why=f"Triton {needs.serves} pins a commit of LLVM between the releases {own - 1} and {own}",
-            fix=f"use LLVM {own - 1} or {own}, or {_tritons_for(llvm)}",
-        )
-    if llvm < needs.since:
-        fitting = str(own) if needs.since == own else f"{needs.since} or newer"
-        raise UnsupportedError(
-            "llvm-unfit",
-            f"{where} is too old for Triton {needs.serves}: LLVM {llvm}, not {fitting}",
+            what,
             why=f"this Triton links libraries of LLVM, MLIR or lld that LLVM installs only since version {needs.since}",
-            fix=f"use LLVM {fitting}",
+            fix=f"use LLVM {named}",
         )
+    raise UnsupportedError(
+        "llvm-unfit",
+        what,
+        why=f"Triton {needs.serves} pins a commit of LLVM between the releases {own - 1} and {own}",
+        fix=f"use LLVM {named}, or {_tritons_for(llvm)}",
+    )
 
 
 def _tritons_for(llvm: int) -> str:

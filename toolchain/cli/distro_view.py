@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from toolchain.catalog.components import is_near, needs_for, newest_triton_on
+from toolchain.catalog.components import fitting_llvms, needs_for, newest_triton_on
 from toolchain.catalog.release_data import triton_releases
 from toolchain.cli.listing import Listing
 from toolchain.core import console
@@ -48,5 +48,5 @@ def _row(package: Package) -> dict[str, Any]:
         "sha256": package.sha256,
         "llvm": llvm,
         "parts": parts or None,
-        "tritons": [version for version in plain if llvm is not None and is_near(needs_for(version), llvm)],
+        "tritons": [version for version in plain if llvm in fitting_llvms(needs_for(version))],
     }
