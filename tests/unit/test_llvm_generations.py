@@ -29,7 +29,8 @@ from toolchain.stages.llvm_choice import llvm_needs
 from toolchain.stages.llvm_version import major_of, version_of_tree
 from toolchain.stages.stage import Planned
 
-PACKAGES = Path(__file__).resolve().parents[2] / "llvm-config" / "packages.py"
+TOP = Path(__file__).resolve().parents[2]
+PACKAGES = TOP / "llvm-config" / "packages.py"
 BASE = base_recipe("debian13", "amd64")
 UNDER = {name: Planned(name=name, image=name, inputs={}, details=BASE) for name in ("base", "sysroot")}
 
@@ -88,6 +89,15 @@ def test_refusal_of_another_generation_names_both_versions(
         plan(request_, small_llvm(tmp_path / "llvm", version=version), triton=triton)
     assert f"too {word} for Triton {triton}" in refusal.value.what
     assert f"LLVM {version.partition('.')[0]}," in refusal.value.what
+
+
+def test_llvm_of_a_release_has_the_version_that_was_read_from_the_wheel_of_the_index() -> None:
+    page = (TOP / "docs/measurements/triton.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+\.\d+\.\d+(?:, [\d.]+)*) \| .*?\b(\d+)\.0\.0git", page, re.MULTILINE)
+    read = {version: int(llvm) for versions, llvm in rows for version in versions.split(", ")}
+    known = {row.version: needs_for(row.version).llvm for row in triton_releases() if row.version in read}
+    assert len(known) > 15
+    assert known == {version: read[version] for version in known}
 
 
 def test_pins_list_the_distributions_llvms_with_the_tritons_that_plan_accepts_on_them() -> None:
