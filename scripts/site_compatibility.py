@@ -36,6 +36,7 @@ from toolchain.stages.wheel import _DISK as WHEEL_DISK
 
 MADE = "<!-- Made by `python -m scripts.site_pages` from the data. Do not edit this page. -->\n"
 _UNTRIED = "untried"
+_REFUSED_7 = "[refused: 7](exit-codes.md)"
 TOP = Path(__file__).resolve().parents[1]
 
 
@@ -138,7 +139,7 @@ def _line(version: str) -> tuple[int, ...]:
 def _wheel(version: str, python: str) -> str:
     row: dict[str, str] = next((one for one in load("tried")["python"] if one["version"] == python), {})
     if _line(version) > _line(row.get("last", "99.0")):
-        return "[refused: 7](exit-codes.md)"
+        return _REFUSED_7
     if _line(version) < _line(row.get("first", "0.0")):
         return "the tree decides"
     return _UNTRIED
@@ -154,14 +155,18 @@ def _tritons() -> str:
             llvm = triton_release(one.version).pin.commit
             needs_for(one.version)
         except ToolchainError as error:
-            rows.append(_all_refused(one.version, error, len(pythons) + 3))
+            row = _all_refused(one.version, error, len(pythons) + 3)
+            # `build` refuses a Triton without the two backends first, whatever its LLVM is.
+            rows.append(row if one.backends else [*row[:4], *[_REFUSED_7] * (len(pythons) + 1)])
             continue
         # For a version that upstream does not have, only the LLVM is known.
         named = one.commit or one.tag
         wheels = [_wheel(one.version, python) if named else "needs its source" for python in pythons]
+        if not one.backends:
+            wheels = [_REFUSED_7] * len(pythons)
         further = "".join(f"; {pin.target} `{pin.llvm[:8]}` {pin.certainty}" for pin in one.codegen)
         # Only the portable recipe builds a Triton that has an LLVM for a GPU, so the wheel of debian13 is refused.
-        last = "[refused: 7](exit-codes.md)" if one.codegen else wheels[-1]
+        last = _REFUSED_7 if one.codegen else wheels[-1]
         rows.append([one.version, f"`{llvm[:8]}` {one.certainty}{further}", _UNTRIED, _UNTRIED, *wheels, last])
     head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
     return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], grouped(rows))
@@ -232,7 +237,7 @@ def _systems() -> str:
         for floor, column in (*((floor, f"glibc {floor}") for floor in floors), (base, "debian13")):
             tested = _tested("consumer", one["name"], column)
             if floor in floors and not floors[floor].tested:
-                cells.append("[refused: 7](exit-codes.md)")
+                cells.append(_REFUSED_7)
             else:
                 cells.append(tested or (_UNTRIED if _line(one["glibc"]) >= _line(floor) else "refused: older"))
         rows.append([one["glibc"], f"{one['name']} ({one['glibc']})", *cells])
@@ -268,7 +273,7 @@ def _aotritons() -> str:
         ]
         if generation.refused:
             pins = [f"`{text[:8]}`" if text else "unknown" for text in (one.triton, one.llvm)]
-            rows.append([one.name, *pins, *same, f"[refused: 7](exit-codes.md): {generation.refused}"])
+            rows.append([one.name, *pins, *same, f"{_REFUSED_7}: {generation.refused}"])
             continue
         try:
             require(one, "commit", "triton")
@@ -311,7 +316,7 @@ def _architectures() -> str:
                 as_ = {"triton": "wheel"}.get(stage.name, stage.name)
                 cells.append(next((tested(one) for one in tried() if (one.what, one.as_) == (as_, arch)), _UNTRIED))
             else:
-                cells.append("[refused: 7](exit-codes.md)")
+                cells.append(_REFUSED_7)
         rows.append([arch, *cells])
     text = "`--arch`, on an amd64 machine. For amd64 the tables above hold."
     return f"{text}\n\n" + table(["architecture", *(stage.name for stage in STAGES)], rows)

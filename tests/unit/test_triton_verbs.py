@@ -120,7 +120,7 @@ KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
     ("3.6.7", 7, "the nearest known: 3.6.0 and 3.7.0"),
     ("4.0", 7, "the nearest known: 3.9.0"),
     ("3.99.0", 7, "second LLVM"),
-    ("2.2.0", 4, "its LLVM is unknown"),
+    ("2.2.0", 7, "cannot be built here"),
     (NOWHERE, at(NOWHERE), ""),
     (COMMIT[:12], 4, "nor a commit of 40 digits"),
     ("junk", 4, "junk"),

@@ -20,7 +20,7 @@ from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec, users_path
 from toolchain.stages.triton_origin import AMD_FORK
-from toolchain.stages.triton_tree import compare, gitlink_of, head_of, submodule_url
+from toolchain.stages.triton_tree import compare, gitlink_of, head_of, older_than_backends, submodule_url
 
 if TYPE_CHECKING:
     from toolchain.pipeline.lockfile import Lock
@@ -214,6 +214,8 @@ def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
 
 def _as_version(choice: Choice, text: str) -> Choice:
     row = newest_patch(text)
+    if not row.backends and involves(choice.target, "triton") and "triton" not in choice.sources:
+        raise older_than_backends(f"{row.title} cannot be built here")  # whichever LLVM is given
     if involves(choice.target, "llvm") and "llvm" not in choice.sources:
         triton_release(row.version)  # this raises an error if the release's LLVM is unknown
     if row.version != text.removeprefix("v"):

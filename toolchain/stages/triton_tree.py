@@ -88,7 +88,7 @@ def older_than_backends(what: str) -> UnsupportedError:
         "triton-too-old",
         what,
         why="the recipes build the AMD and the NVIDIA backend, which have been in Triton's tree since January 2024",
-        fix="use Triton 3.0 or newer; `toolchain build llvm --triton PATH` builds the LLVM that an older Triton pins",
+        fix="use Triton 3.0 or newer, or build only the LLVM of this one: toolchain build llvm --triton VERSION|PATH",
     )
 
 
