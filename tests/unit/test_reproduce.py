@@ -192,6 +192,20 @@ def test_request_of_finished_image_is_reused_and_can_be_overridden(
     assert seen.pop()[0].kernel_store is None, "a rebuild would take kernels instead of compiling them"
 
 
+def test_missing_source_is_named_before_the_rebuild(tmp_path: Path) -> None:
+    """The user of `reproduce` gave no --offline, so the advice must not be to omit it."""
+    request = Request(
+        cache=Cache(tmp_path / "cache"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), only="support"
+    )
+    finished_base(request.cache, tmp_path / "base")
+    finished_llvm(request, tmp_path / "llvm", {"usr/lib64/x/a": b"x"})
+    done = CliRunner().invoke(app, ["reproduce", "llvm-triton", "--cache", str(request.cache.root), "--json"])
+    error = json.loads(done.stdout)
+    assert (error["exit_code"], error["id"]) == (5, "not-stored"), done.output
+    assert "toolchain fetch llvm" in error["fix"]
+    assert not (request.cache.root / "reproduce").exists()
+
+
 def test_checkout_that_pinned_llvm_is_read_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkout, seen = tmp_path / "my triton", list[Request]()
     (checkout / "cmake").mkdir(parents=True)
@@ -270,6 +284,7 @@ def test_equal_layer_with_different_config_is_not_equal(tmp_path: Path, monkeypa
         return [llvm]
 
     monkeypatch.setattr("toolchain.pipeline.reproduce.build", honest)
+    monkeypatch.setattr("toolchain.pipeline.reproduce.in_store", lambda *_, **__: True)
     expected = expected_of(request.cache, read_record(request.cache, llvm.input_digest))
     assert reproduce(request, "llvm", expected).equal
     layout = Layout(request.cache.images)

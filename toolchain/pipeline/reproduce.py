@@ -26,6 +26,8 @@ from toolchain.pipeline.plan import PlanRow, plan
 from toolchain.pipeline.records import image_tag, read_record, write_record
 from toolchain.pipeline.run import build
 from toolchain.request.model import Request
+from toolchain.sources.resolve import in_store
+from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built
 
 
@@ -76,8 +78,8 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
     Sources and the finished stages below are reused, because each stage is reproduced separately. The separate cache
     folder contains no compiler caches and no unfinished trees except those of an interrupted reproduction.
 
-    SourceError is raised if a stage below is not finished here, and UnsupportedError if the request is for several
-    architectures or has another input digest than the first build.
+    SourceError is raised if a stage below is not finished here, or if a source is not in the store. UnsupportedError is
+    raised if the request is for several architectures or has another input digest than the first build.
 
     Args:
         expected: the image to compare with, as a dictionary with the keys `input_digest`, `diff_id`, `blob`, `index`,
@@ -108,11 +110,23 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
             why=f"the input digest is {digest}, and that of the image is {expected['input_digest']}",
             fix="use the options, the sources and the version of the tool that built it",
         )
+    if absent := [source for source in top.planned.sources if not _is_stored(source, request)]:
+        raise SourceError(
+            "not-stored",
+            f"not in the store: {', '.join(f'{source.name} {source.ref}' for source in absent)}",
+            why="a rebuild has no network",
+            fix=f"run `toolchain fetch {top.planned.name}` with the same options, or import the publisher's bundle",
+        )
     seed = request.variation.seed if request.variation is not None else None
     with clean_cache(request.cache, rows[:-1], str(digest), seed=seed) as cache:
         again = build(replace(request, cache=cache), target)[-1]
         result = _compare(expected, again, cache)
     return result if request.variation is None else replace(result, varied=request.variation.as_json())
+
+
+def _is_stored(source: Source, request: Request) -> bool:
+    patched = bool(request.patches.get(source.name))
+    return in_store(source, cache=request.cache, tests=request.takes_tests(source.name), patched=patched)
 
 
 def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
