@@ -223,3 +223,13 @@ def test_publish_and_inspect_print_the_same_consumer_lines(tmp_path: Path, monke
     assert "application/vnd.cyclonedx+json" in {one["type"] for one in shown["attached"]}
     sent = json.loads(CliRunner().invoke(app, ["publish", "oci:out dir", *words, "--json"]).stdout)["published"][0]
     assert "\n".join(sent["use"]["lines"]) in said.stdout
+
+
+def test_inspect_names_a_base_in_a_folder_as_publish_does(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    finished_base(cache, tmp_path / "base")
+    out = f"oci:{tmp_path / 'out'}"
+    done = CliRunner().invoke(app, ["publish", out, "toolchain-base", "--cache", str(cache.root)])
+    said = CliRunner().invoke(app, ["inspect", f"{out}:toolchain-base-debian13", "--use"])
+    assert "FROM localhost/toolchain-base-debian13:latest" in said.stdout, said.output
+    assert done.stderr.endswith(said.stdout)

@@ -116,8 +116,8 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
     content = replace(content, mount=mount if re.fullmatch(r"(/[A-Za-z0-9._+-]+)+", mount) else "")
     if content.kind == "llvm" and labels.get(PARTIAL):  # a part of LLVM may look like a whole LLVM
         content = replace(content, kind="llvm-part")
-    by_name = name or labels.get(TITLE, "") or where.tag or ""
-    source, before = _source(where, top, by_name)
+    names = (name, labels.get(TITLE, ""), where.tag or "")  # the title of a base, such as `base debian13`, is no name
+    source, before = _source(where, top, next(filter(_NAME.fullmatch, names), "image"))
     lines = {
         "llvm": _llvm, "llvm-part": _part, "aotriton": _aotriton, "triton": _triton, "wheels": _whole, "base": _whole,
         "triton-cache": _cache,
@@ -185,8 +185,7 @@ def _source(where: Target, image: Descriptor, name: str) -> tuple[str, tuple[str
     """Return the image that `COPY --from` or `FROM` names, and the comments that explain it."""
     if where.path is None:
         return str(where.at(digest=image.digest)), ()
-    plain = name if _NAME.fullmatch(name) else "image"
-    local, folder = f"localhost/{plain}:latest", where.path.absolute()
+    local, folder = f"localhost/{name}:latest", where.path.absolute()
     lines = [
         f"# The image is in the folder {folder} with the digest {image.digest}.",
         "# BuildKit can read it from there:",
