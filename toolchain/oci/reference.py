@@ -134,7 +134,8 @@ def parse(text: str) -> Target:
             raise _no_reference(text, f"{scheme} is not supported", fix)
     host, slash, rest = text.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost") or not _is_host(host):
-        raise _no_reference(text, "it does not begin with the host of a registry", f"use {_FORMS}")
+        fix = f"for this folder use oci:{text}" if os.path.isfile(f"{text}/oci-layout") else f"use {_FORMS}"  # noqa: PTH113
+        raise _no_reference(text, "it does not begin with the host of a registry", fix)
     name, at, digest = rest.partition("@")
     name, colon, tag = name.partition(":")
     if colon and not TAG.fullmatch(tag):

@@ -22,14 +22,18 @@ from typer.testing import CliRunner
 from lab.tests.emulated_objects import compile_all, rule
 from tests.kernel_fixtures import stored
 from tests.nested_headers import nested_headers
+from tests.refusals import refused
 from toolchain.cli.app import app
+from toolchain.core.cache import Cache
 from toolchain.core.errors import (
     ConfigError,
     HostileInputError,
     KernelError,
     SourceError,
 )
+from toolchain.oci.layout import Layout
 from toolchain_lab.examine.offload import Part, parts
+from toolchain_lab.examine.places import opened
 from toolchain_lab.numbers.collect import collect
 
 zstd = pytest.importorskip("backports.zstd")
@@ -393,3 +397,19 @@ def test_pack_with_names_that_are_not_utf_8_is_damaged(tmp_path: Path) -> None:
     head = struct.pack("<III", len(directory) + 4, 1, len(directory))
     (tmp_path / "a.aks2").write_bytes(b"AKS2" + head + lzma.compress(directory + b"code"))
     assert len(run("audit", tmp_path, code=KernelError.code)["damaged"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "id"), [("before", "image-not-found"), ("before/", "not-a-reference"), ("a/b", "not-a-reference")]
+)
+def test_missing_path_is_named_as_one(tmp_path: Path, what: str, id: str) -> None:
+    with refused(id, f"no file or folder {what}"), opened(what, Cache(tmp_path)):
+        pass
+
+
+def test_layout_folder_is_read_only_with_its_prefix(tmp_path: Path) -> None:
+    folder = Layout(tmp_path / "out").ensure().root
+    with refused("nothing-compiled", f"oci:{folder}"), opened(str(folder), Cache(tmp_path / "cache")):
+        pass
+    done = CliRunner().invoke(app, ["verify", str(folder)])
+    assert f"oci:{folder}" in done.stderr.replace("\n", ""), done.output

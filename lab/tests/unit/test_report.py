@@ -209,6 +209,7 @@ def test_other_documents_are_refused(tmp_path: Path, content: str, reason: str) 
 def test_unknown_name_is_refused_with_a_hint(tmp_path: Path) -> None:
     said = made(tmp_path, "nothing-here", code=5)
     assert "[image-not-found]" in said
+    assert "no file, folder or campaign nothing-here" in said
     assert "kernels status" in said  # this command lists the campaigns
 
 

@@ -134,13 +134,25 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
     path = Path(what)
     if os.path.lexists(path):
         real = Path(os.path.realpath(path))
+        if (real / "oci-layout").is_file():
+            raise ConfigError(
+                "nothing-compiled",
+                f"{what} is an OCI layout",
+                why="its files are the layers and manifests of images",
+                fix=f"name its images: oci:{what}",
+            )
         with reading(what):
             yield Files(lambda notes: local_files(real, path.name, notes))
         return
     if what.startswith((".", "/", "~")) or _FILE.fullmatch(what) or _TAR.fullmatch(what):
         raise ConfigError("path-missing", f"{what} does not exist", fix="check the path")
     with tempfile.TemporaryDirectory(prefix="toolchain-kernels-") as scratch, reading(what):
-        layout, images = images_of(what, cache, Path(scratch))
+        try:
+            layout, images = images_of(what, cache, Path(scratch))
+        except (ConfigError, SourceError) as error:
+            if error.id in {"image-not-found", "not-a-reference"}:
+                error.what = f"there is no file or folder {what}, and {error.what}"
+            raise
         for image in images:
             if faults := verify_layout(layout, image):
                 why = "\n".join(fault.text for fault in faults[:5])

@@ -43,12 +43,10 @@ def report_of(what: str, cache: Cache) -> Report:
         try:
             return build_report(cache, one_image(cache, what))
         except SourceError as error:
-            raise SourceError(
-                error.id,
-                error.what,
-                why=error.why,
-                fix=f"{error.fix}; `toolchain kernels status` lists unfinished campaigns",
-            ) from error
+            if error.id == "image-not-found":
+                error.what = f"there is no file, folder or campaign {what}, and {error.what}"
+                error.fix += "; `toolchain kernels status` lists unfinished campaigns"
+            raise
     return kernels_report(what, kernels_in(what, cache))
 
 
