@@ -144,8 +144,10 @@ def test_inspect_and_verify_find_no_image_in_bundle(place: Place) -> None:
     done = place.export()
     row = json.loads(CliRunner().invoke(app, ["inspect", str(place.out), "--use", "--json"]).stdout)["images"][0]
     assert (row["digest"], row["images"], row["use"]["kind"]) == (done.published.digest, [], "unknown")
-    said = json.loads(CliRunner().invoke(app, ["verify", str(place.out), "--json"]).stdout)["images"][0]
-    assert len(said["problems"]) == 1
+    verified = CliRunner().invoke(app, ["verify", str(place.out), "--json"])
+    assert verified.exit_code == 17
+    assert len(json.loads(verified.stdout)["images"][0]["problems"]) == 1
+    assert "bundle import" in verified.stderr, "the verb that verifies a bundle"
 
 
 def test_import_command_has_gpus_and_no_selection_of_kernels(place: Place) -> None:

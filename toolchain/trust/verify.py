@@ -213,7 +213,10 @@ def _images(layout: Layout, top: Descriptor, *, only: bool) -> list[Descriptor]:
     if images := layout.images_below(top):
         return images
     raise UntrustedError(
-        "index-without-image", "digests: the index contains no image", why=top.artifact_type or top.media_type
+        "index-without-image",
+        "digests: the index contains no image",
+        why=top.artifact_type or top.media_type,
+        fix="name an image; `toolchain bundle import` verifies a bundle",
     )
 
 
