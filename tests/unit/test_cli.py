@@ -243,6 +243,12 @@ def test_known_bad_kernels_set_exit_code(
     assert ("gfx942/a: out of resource: shared memory\n" in done.stderr) == (bad > 0), "the reason, where it is known"
 
 
+def test_pins_of_a_release_whose_llvm_only_its_tree_names_refers_to_plan() -> None:
+    for option in (("--aotriton", "0.11.1b"), ("--pytorch", "2.10")):
+        error = json.loads(call("pins", *option, "--json").stdout)
+        assert (error["id"], "plan aotriton" in error["fix"]) == ("aotriton-llvm-unknown", True)
+
+
 def test_json_option_prints_errors_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = json.loads(call("plan", "llvm", "--triton", "3.99", "--json").stdout)
     assert (said["exit_code"], said["error"], bool(said["fix"])) == (7, "Unsupported", True)

@@ -19,6 +19,7 @@ from toolchain.catalog.release_data import (
     TritonRelease,
     aotriton_releases,
     pytorch_rows,
+    require,
     triton_releases,
 )
 from toolchain.catalog.releases import (
@@ -87,15 +88,22 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
         torch = aotriton_for_pytorch(pytorch)
         release = aotriton_release(torch.aotriton, allow_unknown=True)
         if not release.llvm:
-            raise PinError(
-                "aotriton-llvm-unknown",
-                f"PyTorch {pytorch} uses AOTriton {release.name}, whose LLVM is unknown",
-                why=release.source,
-                fix=f"toolchain plan aotriton --aotriton {release.name} shows what a build would use",
-            )
+            raise _llvm_unknown(f"PyTorch {pytorch} uses AOTriton {release.name}, whose LLVM is unknown", release)
         return {"pytorch": torch, "aotriton": release, "llvm": release.pin}
-    release = aotriton_release(aotriton or "")
+    release = aotriton_release(aotriton or "", allow_unknown=True)
+    if release.commit and release.triton and not release.llvm:
+        raise _llvm_unknown(f"the LLVM of AOTriton {release.name} is unknown", release)
+    require(release, "commit", "triton", "llvm")
     return {"aotriton": release, "llvm": release.pin}
+
+
+def _llvm_unknown(what: str, release: AotritonRelease) -> PinError:
+    return PinError(
+        "aotriton-llvm-unknown",
+        what,
+        why=release.source,
+        fix=f"toolchain plan aotriton --aotriton {release.name} shows what a build would use",
+    )
 
 
 def _below_home(text: str) -> Path:
