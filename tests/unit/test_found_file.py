@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.refusals import refused
 from toolchain.cli.app import app
 from toolchain.cli.config_file import read_config
 from toolchain.cli.options import OF_VERBS, file_options
@@ -98,6 +99,12 @@ def test_found_file_with_an_unrecorded_value_is_refused(here: Path, name: str, v
 def test_found_file_with_an_endless_integer_is_refused(here: Path, number: str) -> None:
     (here / "toolchain.toml").write_text(f"limit = {number}\n")
     assert "more than 64 bits" in call("plan", "base", code=3).stderr
+
+
+def test_misspelt_value_in_a_found_file_is_answered_with_the_known_one(here: Path) -> None:
+    (here / "toolchain.toml").write_text('stage = "llv"\n')
+    with refused("config-not-named", "did you mean llvm?"):
+        read_config(None)
 
 
 def test_verbs_refuse_such_a_file_but_help_and_version_do_not(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

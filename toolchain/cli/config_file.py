@@ -79,9 +79,11 @@ def read_config(named: str | None) -> ConfigFile | None:
             )
         _check_value(path, options[name], value)
         if named is None and not may_be_found(options[name], value):
+            known = options[name].known if options[name].found else None
+            near = did_you_mean(str(value), known()) if known is not None else ""
             raise ConfigError(
                 "config-not-named",
-                f"{path} sets {name} = {value!r:.200}, which requires --config",
+                f"{path} sets {name} = {value!r:.200}, which requires --config{near}",
                 why="a file that you did not name must not decide whose code, keys, paths or registries are used",
                 fix=f"if you trust the file, run: toolchain --config {path} …; otherwise remove the key",
             )
