@@ -117,4 +117,5 @@ def test_verb_prints_json_and_exits_with_the_code_of_the_failure(bare: Cache) ->
     said = json.loads(result.stdout)
     assert (result.exit_code, said["ready"], said["exit_code"]) == (8, False, 8)
     spoken = CliRunner().invoke(app, ["--cache", os.fspath(bare.root)])
-    assert (spoken.exit_code, spoken.stdout) == (8, ""), "standard output is data"
+    assert (spoken.exit_code, spoken.stderr) == (8, ""), "the checks are the result, so a file or pipe gets them"
+    assert "not ready: " in spoken.stdout

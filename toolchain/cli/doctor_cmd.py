@@ -50,12 +50,12 @@ def doctor(
     for check in checks:
         detail = check.detail if not check.fix or check.status == "ok" else f"{check.detail}\n→ {check.fix}"
         table.add_row(f"[{_STYLES[check.status]}]{check.status}[/]", check.name, Text(console.plain_lines(detail)))
-    console.err().print(table)
+    console.show(table)
     failed = [check.name for check in checks if check.status == "fail"]
     if failed:
-        console.note(f"not ready: {', '.join(failed)}")
+        console.text(f"not ready: {', '.join(failed)}")
     elif not reached:
-        console.note("ready for local sources and distribution packages; the default source is unreachable")
+        console.text("ready for local sources and distribution packages; the default source is unreachable")
     else:
-        console.note("ready to build")
+        console.text("ready to build")
     raise typer.Exit(code)
