@@ -86,7 +86,7 @@ def test_missing_commit_or_repository_is_refused(repository: Path, tmp_path: Pat
 
 def test_unreachable_server_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(UnreachableError):
+    with refused("repository-unreachable", "--mirror", "--source"):
         fetch_git("http://127.0.0.1:9/r", "a" * 40, store, offline=False)
 
 

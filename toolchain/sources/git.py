@@ -243,5 +243,8 @@ def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:
         )
     what = "reported an error" if "returned error" in low else "does not answer"
     return UnreachableError(
-        "repository-unreachable", f"{url} {what}", why=output, fix="check the network, or give the path of a checkout"
+        "repository-unreachable",
+        f"{url} {what}",
+        why=output,
+        fix="check the network, or give a mirror (--mirror URL=URL) or a checkout (--source NAME=PATH)",
     )
