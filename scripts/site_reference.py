@@ -34,8 +34,8 @@ def verbs() -> str:
         ("`toolchain VERB --help` describes a verb, and `toolchain --install-completion` completes verbs, options and names in your"
          " shell.\n"),
         "## Verbs\n",
-        (f"STAGE is {_listed([one.name for one in STAGES])} or `all`. If a verb is called without one, `stage` in toolchain.toml is used,"
-         " otherwise `all`, or `kernels` for `kernels run`. IMAGE is the name or input digest of a finished image (`toolchain images`),"
+        (f"STAGE is {_listed([one.name for one in STAGES])} or `all`. If a verb is called without one, `stage` in toolchain.toml is used;"
+         " without that key `kernels run` and `kernels worker` take `kernels`, the verbs with `[STAGE]` take `all`, and others end with 2. IMAGE is the name or input digest of a finished image (`toolchain images`),"
          " or a unique prefix of either. REF is `oci:DIR[:TAG]` or `REGISTRY/NS/NAME[:TAG|@DIGEST]`.\n"),
         table(["verb", "what it does"], lines),
         "## Options of builds\n",
