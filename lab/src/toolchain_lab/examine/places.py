@@ -163,8 +163,6 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
 
 def advice(what: str, kinds: str) -> str:
     """Return the advice for a place without compiled code; `kinds` names the places that may contain such code."""
-    if (Path(what) / "oci-layout").is_file():
-        return f"for the images in this folder: oci:{what}"
     saved = f"; if it is a saved image: skopeo copy docker-archive:{shlex.quote(what)} oci:DIR"
     return f"name {kinds}" + (saved if _TAR.fullmatch(what) else "")
 
