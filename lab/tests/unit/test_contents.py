@@ -363,6 +363,19 @@ def test_hand_written_kernels_may_differ_by_gpu(campaign: Path, tmp_path: Path) 
 # --- archives ---
 
 
+def test_list_of_kernels_that_differ_by_gpu_is_limited(
+    campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolchain_lab.examine.uneven._MOST_DIFFERING", 1)
+    (tmp_path / "gfx1100").mkdir()
+    (tmp_path / "gfx942").mkdir()
+    shutil.copy(campaign / "gfx942" / "add-fp16.hsaco", tmp_path / "gfx942")
+    shutil.copy(campaign / "gfx1100" / "row_sum-fp16.hsaco", tmp_path / "gfx1100")
+    result = run("audit", tmp_path)
+    assert len(result["differing"]) == 1
+    assert result["notes"] == ["1 more kernels or functions differ by GPU, and are not listed"]
+
+
 def test_zip_of_code_objects_is_read(campaign: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "c.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(campaign.rglob("*.hsaco")):

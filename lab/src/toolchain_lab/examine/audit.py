@@ -194,6 +194,8 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
     else:
         found = uneven(result.kernels, [gpu for gpu in gpus if gpu in there])
         result.uneven, result.differing = found.missing, found.differing
+        if found.more:
+            result.notes.append(f"{found.more} more kernels or functions differ by GPU, and are not listed")
     return result
 
 

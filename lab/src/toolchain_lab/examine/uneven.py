@@ -13,17 +13,30 @@ from toolchain_lab.examine.kernels import Kernel
 _GPU = re.compile("|".join(sorted({*known_gpus(), *map(pack, known_gpus())}, key=len, reverse=True)))
 
 
+_MOST_DIFFERING = 10_000  # lines; in hipBLASLt nearly each of some 100,000 kernels is for one GPU
+
+
 @dataclass
 class Uneven:
     """Lines about the kernels and functions that a GPU lacks and another GPU has.
 
     Args:
         missing: the lines about faults; see `uneven` for the conditions.
-        differing: the lines about kernels and functions whose absence may be intended.
+        differing: the lines about kernels and functions whose absence may be intended, at most `_MOST_DIFFERING`.
+        more: the number of further such lines.
     """
 
     missing: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
+    more: int = 0
+
+    def add(self, line: str, *, fault: bool) -> None:
+        if fault:
+            self.missing.append(line)
+        elif len(self.differing) < _MOST_DIFFERING:
+            self.differing.append(line)
+        else:
+            self.more += 1
 
 
 def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
@@ -50,10 +63,10 @@ def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
             others = [functions[family] for other, functions in by_gpu.items() if other != gpu and family in functions]
             if family not in own:
                 made = any(kernel.launch or kernel.packed for other in others for kernel in other.values())
-                (result.missing if made and required else result.differing).append(f"{gpu} lacks {family}")
+                result.add(f"{gpu} lacks {family}", fault=made and bool(required))
                 continue
             for variant, made in _lacking(own[family], others):
-                (result.missing if made else result.differing).append(f"{gpu} lacks {family}: {variant}")
+                result.add(f"{gpu} lacks {family}: {variant}", fault=made)
     return result
 
 
