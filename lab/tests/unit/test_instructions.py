@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from toolchain.cli.app import app
 from toolchain_lab import bridge
+from toolchain_lab.emulator.codeobject import metadata_in
 from toolchain_lab.emulator.disassembly import VARIABLE
 from toolchain_lab.emulator.errors import CodeObjectError
 from toolchain_lab.examine.facts import read_object
@@ -222,6 +224,15 @@ def test_text_of_a_python_exception_is_not_the_reason(tmp_path: Path) -> None:
     with pytest.raises(CodeObjectError) as caught:
         bridge.load(path)
     assert caught.value.why == "it is not an ELF file"
+
+
+def test_metadata_of_an_object_that_was_linked_from_several_is_merged() -> None:
+    """The linker keeps the note of each object, as in hipBLASLt, where one object has 713."""
+    notes = b""
+    for name in (b"a", b"b", b"c"):
+        content = b"\x81\xaeamdhsa.kernels\x91\x81\xa5.name\xa1" + name
+        notes += struct.pack("<III8s", 7, len(content), 32, b"AMDGPU") + content.ljust(-(-len(content) // 4) * 4, b"\0")
+    assert metadata_in(notes) == {"amdhsa.kernels": [{".name": name} for name in "abc"]}
 
 
 def test_size_of_arguments_is_read_from_the_metadata(tmp_path: Path) -> None:

@@ -241,18 +241,24 @@ def _metadata(elf: Any) -> dict[str, Any]:
 def metadata_in(notes: bytes) -> dict[str, Any] | None:
     """Return the AMDGPU metadata in the notes of a segment; None if no note contains a map of metadata.
 
-    ValueError or TypeError is raised if the metadata is damaged.
+    An object that was linked from several, as in hipBLASLt, has a note from each of them. The result lists the kernels
+    of all, and has the other values of the first. ValueError, TypeError or AttributeError is raised if the metadata is
+    damaged.
     """
     place = 0
+    merged: dict[str, Any] | None = None
     while place + 12 <= len(notes):
         name_size, size, kind = struct.unpack_from("<III", notes, place)
         start = place + 12 + (name_size + 3) // 4 * 4
         if kind == _NOTE_METADATA and notes[place + 12 : place + 12 + name_size].rstrip(b"\0") == b"AMDGPU":
             content = unpack(notes[start : start + size])
             if isinstance(content, dict):
-                return content
+                if merged is None:
+                    merged = content
+                else:
+                    merged.setdefault("amdhsa.kernels", []).extend(content.get("amdhsa.kernels", []))
         place = start + (size + 3) // 4 * 4
-    return None
+    return merged
 
 
 def _choose(path: Path, names: list[str], kernel: str | None) -> str:

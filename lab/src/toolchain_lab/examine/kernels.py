@@ -122,8 +122,10 @@ def _sound(code: Code, on_fault: OnFault) -> Iterator[Kernel]:
 def _kernels(code: Code) -> Iterator[Kernel]:
     content = code.read()
     key = f"{code.gpu}/{code.name.partition('#')[0]}" if code.gpu else code.name
+    sha256 = hashlib.sha256(content).hexdigest()
+    whole = Kernel(key=key_of(key), path=code.file, sha256=sha256, facts=None, content=content)
     if not content:
-        yield _kernel(key, code.file, content, None)
+        yield whole
         return
     where = code.name if code.file == code.name else f"{code.file}: {code.name.rpartition('/')[2]}"
     if code.is_ptx:
@@ -133,16 +135,11 @@ def _kernels(code: Code) -> Iterator[Kernel]:
     for each in facts:
         if code.launch is not None:
             own = f"{each.gpu}/{each.name}/{_digest(dict(code.inputs.get('rule', {})))[:16]}"
-            yield _kernel(own, code.file, content, each, launch=_launch(code.launch))
+            yield replace(whole, key=key_of(own), facts=each, launch=_launch(code.launch))
         else:
             several = len(facts) > 1 and not code.is_ptx
-            kernel = _kernel(f"{key}#{each.name}" if several else key, code.file, content, each)
-            yield replace(kernel, packed=code.shared is not None)
-
-
-def _kernel(key: str, path: str, content: bytes, facts: Facts | None, launch: str = "") -> Kernel:
-    digest = hashlib.sha256(content).hexdigest()
-    return Kernel(key=key_of(key), path=path, sha256=digest, facts=facts, launch=launch, content=content)
+            own = key_of(f"{key}#{each.name}") if several else whole.key
+            yield replace(whole, key=own, facts=each, packed=code.shared is not None)
 
 
 def _with_launch(kernel: Kernel, launch: Mapping[str, Any] | None) -> Kernel:

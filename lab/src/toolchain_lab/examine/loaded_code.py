@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from functools import cached_property
 
 from toolchain.kernels.codeobject import ElfTables
 
@@ -35,7 +37,12 @@ class CodeObject(ElfTables):
         ends = [row[3] + row[5] for row in self.segments if row[0] == _LOAD and row[3] <= start < row[3] + row[5]]
         if not ends:
             raise ValueError("its code is in no segment")
-        return start, min([*ends, *(place for place, _ in self.symbols.values() if place > start)]) - start
+        following = bisect_right(self._places, start)
+        return start, min([*ends, *self._places[following : following + 1]]) - start
+
+    @cached_property
+    def _places(self) -> list[int]:
+        return sorted(place for place, _ in self.symbols.values())
 
     def notes(self) -> Iterator[bytes]:
         left = len(self.view)
