@@ -165,12 +165,13 @@ def test_sample_includes_every_kernel_of_every_gpu(tmp_path: Path, tmp_path_fact
                 }
                 path.with_suffix(".json").write_text(json.dumps(about))
     (tmp_path / "bad.hsaco").write_bytes(b"")  # an empty object marks a kernel that is known bad
+    (tmp_path / "by_hand.co").write_bytes(b"x")
 
     def chosen_of(count: int | None = None, gpus: Sequence[str] = (), seed: int = 1) -> Collected:
         return collect(list(local_files(tmp_path, "")), out, gpus=gpus, count=count, seed=seed, label="here")
 
     objects = chosen_of().objects
-    assert len(objects) == 30
+    assert (len(objects), chosen_of().other) == (30, 1)
     assert all(each.path.read_bytes() == b"x" for each in objects)
     chosen = sample(objects, 6, 1)
     assert {(each.gpu, each.kernel) for each in chosen} == {

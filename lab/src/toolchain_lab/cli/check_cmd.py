@@ -91,6 +91,8 @@ def kernels_check(
             console.note(f"{where}: {note}")
         for path in collected.unknown:
             console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
+        if collected.other:
+            console.note(f"{collected.other} code objects in .co files are not checked: nothing records their launches")
         report = campaign.Report((), collected.available, disassembler.label)
 
         # Earlier results are reused only if they were made with the same rounding, disassembler and launch data.

@@ -37,11 +37,13 @@ class Collected:
     Args:
         available: the number of code objects from which `objects` were chosen.
         unknown: the paths of AOTriton packs that lack launch data.
+        other: the number of .co files, which are not checked, because nothing records how such a kernel is launched.
     """
 
     objects: list[Object]
     available: int
     unknown: list[str] = field(default_factory=list)
+    other: int = 0
 
 
 def collect(
@@ -93,7 +95,7 @@ def collect(
             chosen[name].path.write_bytes(code)
         if beside is not None:
             chosen[name].path.with_suffix(".json").write_bytes(beside)
-    return Collected(objects=list(chosen.values()), available=len(objects), unknown=known.unknown)
+    return Collected(objects=list(chosen.values()), available=len(objects), unknown=known.unknown, other=known.other)
 
 
 def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[str]) -> ConfigError:
@@ -120,6 +122,7 @@ class _Known:
         self._planned = planned
         self._launches: dict[str, Launches] = {}
         self.unknown: list[str] = []
+        self.other = 0
 
     def list(self, files: Iterable[StoredFile], *, gpus: bool) -> Iterator[tuple[str, str, Metadata | None]]:
         """Yield the name, the GPU and the metadata of each code object; the metadata is None if it is unknown.
@@ -146,6 +149,8 @@ class _Known:
                 yield item.name, "", _metadata(item.launch)
             elif item.size and item.file.endswith(SUFFIX):
                 codes.append((item, item.gpu or (_gpu_of(item.read()) if gpus else "")))
+            elif item.size and not item.is_ptx:
+                self.other += 1
         for code, gpu in codes:
             metadata = beside.get(code.stem)
             yield code.name, gpu, metadata if metadata is None or code.gpu in {"", metadata.gpu} else None
