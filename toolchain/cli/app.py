@@ -16,6 +16,7 @@ from toolchain.cli.streams import ReaderGoneError, Terminated, die_of_pipe, guar
 from toolchain.cli.verbs import Group, register
 from toolchain.core import console
 from toolchain.core.errors import ConfigError, ToolchainError
+from toolchain.core.permissions import widen_umask
 
 app = typer.Typer(
     cls=Group,
@@ -105,8 +106,7 @@ def _run() -> None:
         # Parsing the command line is slow, and `--version` does not need it.
         console.text(__version__)
         return
-    # Containers run with other user ids, so files that are mounted into them must be readable by all users.
-    os.umask(os.umask(0) & ~0o055)
+    widen_umask()
     signal.signal(signal.SIGTERM, _stopped)
     for number in (signal.SIGHUP, signal.SIGINT):
         # `nohup` makes its command ignore SIGHUP, and a shell makes a command in the background ignore SIGINT.

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import NewFile, open_regular
+from toolchain.core.permissions import for_user
 
 CHUNK = 1 << 20
 EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the latest modification time of files in layers
@@ -66,7 +67,7 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
     a file that cannot be written, and a DigestError if another process changes the written file.
     """
     with _output(path, option) as real:
-        write_atomically(real, content, check=True)
+        write_atomically(real, content, mode=for_user(0o644), check=True)
 
 
 def require_output(path: Path, *, option: str, make_folder: bool = False) -> None:

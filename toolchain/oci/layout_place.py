@@ -14,6 +14,7 @@ from typing import Any
 
 from toolchain.core.digest import sha256_json
 from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError, ToolchainError
+from toolchain.core.permissions import make_named
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE as FILES
@@ -34,6 +35,12 @@ class LayoutPlace(Place):
     def __init__(self, ref: LayoutRef) -> None:
         self.ref: LayoutRef = ref
         self._layout = Layout(ref.path)
+
+    def _made(self) -> Layout:
+        """Return the layout, which is created if it does not exist."""
+        with contextlib.suppress(OSError):  # `ensure` reports the error
+            make_named(self.ref.path)
+        return self._layout.ensure()
 
     def manifest(self, reference: str = "") -> tuple[Descriptor, bytes]:
         image = self._layout.resolve(reference) if reference else resolve(self.ref)
@@ -70,7 +77,7 @@ class LayoutPlace(Place):
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
         for tag in tags:
             check_name(tag)
-        there = self._layout.ensure()
+        there = self._made()
         same = there.root.resolve() == layout.root.resolve()
         pushed = 0
         items = tuple(children_first(layout, descriptor))
@@ -114,7 +121,7 @@ class LayoutPlace(Place):
             return {}
 
     def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
-        there = self._layout.ensure()
+        there = self._made()
         there.blob(subject)
         pushed = 0
         for artifact in artifacts:
@@ -123,7 +130,7 @@ class LayoutPlace(Place):
         return Attached("layout", pushed)
 
     def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
-        self._layout.ensure()
+        self._made()
         return sum(self._add_layers(layout, addition) for addition in additions)
 
     def _add_layers(self, layout: Layout, addition: Tagged) -> int:

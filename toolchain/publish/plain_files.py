@@ -21,6 +21,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import FORMAT, sha256_file, sha256_json, write_atomically
 from toolchain.core.errors import ConfigError, HostileInputError, SourceError
 from toolchain.core.filesystem import NewFile
+from toolchain.core.permissions import make_named
 from toolchain.core.record import Record
 from toolchain.oci.files import is_plain_name
 from toolchain.oci.image import platform_of
@@ -58,7 +59,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
                 + os.path.relpath(tree.resolve().parent / (folder.name or "files")),
             )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_named(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -73,7 +74,7 @@ def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> lis
 
     Archives of the same image that are already in the folder, unchanged, are not written again.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_named(folder)
     cache.work.mkdir(parents=True, exist_ok=True)
     return [path for record in records if record.stage in FORMS for path in FORMS[record.stage](cache, record, folder)]
 

@@ -14,6 +14,7 @@ from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.cache import Cache, cache_of
 from toolchain.core.errors import ConfigError, KernelError
+from toolchain.core.permissions import make_named
 
 KernelArg = Annotated[
     Path, typer.Argument(metavar="KERNEL", help="Code object of a campaign, with its JSON file next to it.")
@@ -86,7 +87,7 @@ def kernels_try(
                 fix="try another Triton",
             )
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+            make_named(out)
             for suffix in (".hsaco", ".json"):
                 shutil.copy(sides[1] / f"kernel{suffix}", out / f"{kernel.stem}{suffix}")
         difference = compare(*(kernels_in(str(side), where) for side in sides))
