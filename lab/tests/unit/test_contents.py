@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import lzma
 import random
 import shutil
@@ -14,12 +13,12 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from lab.tests.emulated_objects import compile_all, rule
+from lab.tests.json_runs import answer
 from tests.kernel_fixtures import stored
 from tests.nested_headers import nested_headers
 from tests.refusals import refused
@@ -89,12 +88,6 @@ def library(section: bytes, name: bytes = b".hip_fatbin") -> bytes:
     return head + section + names + headers
 
 
-def run(*words: Any, code: int = 0) -> dict[str, Any]:
-    done = CliRunner().invoke(app, [*map(str, words), "--json"])
-    assert done.exit_code == code, done.output
-    return dict(json.loads(done.stdout))
-
-
 def bundle_of(campaign: Path, name: str = "add", gpus: tuple[str, ...] = GPUS) -> bytes:
     return plain(*((TARGET + gpu, (campaign / gpu / f"{name}-fp16.hsaco").read_bytes()) for gpu in gpus))
 
@@ -109,7 +102,7 @@ def test_cuda_target_is_read_from_both_kinds_of_section(
     element = struct.pack("<HHIQ12xI8xQ16x", 2, 0, 64, 0, 90, flags)
     content = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(element)) + element
     (tmp_path / "lib.so").write_bytes(library(content, section))
-    assert run("audit", tmp_path)["gpus"] == {target: {}}
+    assert answer("audit", tmp_path)["gpus"] == {target: {}}
 
 
 FORMS: dict[str, Callable[[bytes], bytes]] = {
@@ -125,23 +118,23 @@ def test_gpus_of_bundles_in_a_library_are_found(tmp_path: Path, form: Callable[[
     objects = [form(plain((f"{TARGET}{gpu}:xnack-", b"code of " + gpu.encode()))) for gpu in gpus]
     section = b"".join(content.ljust(-(-len(content) // 4096) * 4096, b"\0") for content in objects)
     (tmp_path / "lib.so").write_bytes(library(section))
-    result = run("audit", tmp_path, "--gpu", "gfx942,gfx1100")
+    result = answer("audit", tmp_path, "--gpu", "gfx942,gfx1100")
     assert result["libraries"][0]["targets"] == ["gfx1100", "gfx90a", "gfx942"]
-    assert run("audit", tmp_path, "--gpu", "gfx950", code=KernelError.code)["absent"] == ["gfx950"]
+    assert answer("audit", tmp_path, "--gpu", "gfx950", code=KernelError.code)["absent"] == ["gfx950"]
 
 
 @pytest.mark.parametrize("before", [0, (1 << 20) - 64 - 20])  # the second header lies across two pieces of a megabyte
 def test_gpu_of_a_bare_code_object_in_a_library_is_found(campaign: Path, tmp_path: Path, before: int) -> None:
     code = (campaign / "gfx942/add-fp16.hsaco").read_bytes()
     (tmp_path / "lib.so").write_bytes(library(bytes(before) + code, b".rodata"))
-    assert run("audit", tmp_path, "--gpu", "gfx942")["libraries"][0]["targets"] == ["gfx942"]
+    assert answer("audit", tmp_path, "--gpu", "gfx942")["libraries"][0]["targets"] == ["gfx942"]
 
 
 def test_runtime_does_not_count_as_kernels_of_a_gpu(campaign: Path, tmp_path: Path) -> None:
     """ROCm's runtime, which wheels for ROCm include, has kernels for all GPUs, but they only copy images."""
     code = (campaign / "gfx942/add-fp16.hsaco").read_bytes()
     (tmp_path / "libhsa-runtime64-0a1b2c3d.so.1").write_bytes(library(code, b".rodata"))
-    result = run("audit", tmp_path, "--gpu", "gfx942", code=KernelError.code)
+    result = answer("audit", tmp_path, "--gpu", "gfx942", code=KernelError.code)
     assert (result["gpus"], result["absent"]) == ({}, ["gfx942"])
 
 
@@ -150,12 +143,12 @@ def test_bundle_with_the_name_of_a_code_object_is_unpacked(
     campaign: Path, tmp_path: Path, form: Callable[[bytes], bytes]
 ) -> None:
     (tmp_path / "add.hsaco").write_bytes(form(bundle_of(campaign)))
-    assert run("audit", tmp_path, "--gpu", "gfx942,gfx1100")["gpus"] == {gpu: {"add": 1} for gpu in GPUS}
+    assert answer("audit", tmp_path, "--gpu", "gfx942,gfx1100")["gpus"] == {gpu: {"add": 1} for gpu in GPUS}
     apart = tmp_path / "apart"
     for gpu in GPUS:
         (apart / gpu).mkdir(parents=True)
         shutil.copy(campaign / gpu / "add-fp16.hsaco", apart / gpu / "add.hsaco")
-    assert run("kernels", "diff", tmp_path / "add.hsaco", apart)["counts"]["same"] == 2
+    assert answer("kernels", "diff", tmp_path / "add.hsaco", apart)["counts"]["same"] == 2
 
 
 def test_bundle_is_emulated_and_collected_by_gpu(campaign: Path, tmp_path: Path) -> None:
@@ -165,10 +158,10 @@ def test_bundle_is_emulated_and_collected_by_gpu(campaign: Path, tmp_path: Path)
     shutil.copy(campaign / "gfx1100" / "add-fp16.json", bundle.with_suffix(".json"))
     arguments = [word for name in ("x", "y", "out") for word in ("--arg", f"{name}=normal:300")]
     words = ("emulate", bundle, "--grid", "2", *arguments, "--arg", "n=300")
-    assert run(*words, "--gpu", "gfx1100")["gpu"] == "gfx1100"
-    run(*words, code=ConfigError.code)
-    run(*words, "--gpu", "gfx950", code=ConfigError.code)
-    assert {row["gpu"] for row in run("emulate", bundle)["objects"]} == set(GPUS)
+    assert answer(*words, "--gpu", "gfx1100")["gpu"] == "gfx1100"
+    answer(*words, code=ConfigError.code)
+    answer(*words, "--gpu", "gfx950", code=ConfigError.code)
+    assert {row["gpu"] for row in answer("emulate", bundle)["objects"]} == set(GPUS)
     files = [stored("a.json", bundle.with_suffix(".json").read_bytes()), stored("a.hsaco", bundle.read_bytes())]
     (kernel,) = collect(files, tmp_path / "out", gpus=["gfx1100"]).objects
     assert (kernel.gpu, kernel.name) == ("gfx1100", "a.hsaco#gfx1100")
@@ -188,16 +181,16 @@ def test_variants_for_one_gpu_in_a_bundle_are_distinguished(campaign: Path, tmp_
     bundle = tmp_path / "add-fp16.hsaco"
     bundle.write_bytes(plain(*pairs))
     both = [f"{bundle}#gfx942:xnack+", f"{bundle}#gfx942:xnack-"]
-    assert [row["object"] for row in run("emulate", bundle, "--gpu", "gfx942")["objects"]] == both
-    assert [row["object"] for row in run("emulate", bundle, "--gpu", "MI300X:xnack-")["objects"]] == both[1:]
-    run("emulate", bundle, "--gpu", "gfx942:sramecc+", code=ConfigError.code)
+    assert [row["object"] for row in answer("emulate", bundle, "--gpu", "gfx942")["objects"]] == both
+    assert [row["object"] for row in answer("emulate", bundle, "--gpu", "MI300X:xnack-")["objects"]] == both[1:]
+    answer("emulate", bundle, "--gpu", "gfx942:sramecc+", code=ConfigError.code)
 
 
 def test_code_object_for_another_gpu_is_refused(campaign: Path) -> None:
     pytest.importorskip("numpy")
     path = campaign / "gfx942" / "add-fp16.hsaco"
-    assert run("emulate", path, "--gpu", "gfx942")["objects"][0]["gpu"] == "gfx942"
-    run("emulate", path, "--gpu", "gfx1100", code=ConfigError.code)
+    assert answer("emulate", path, "--gpu", "gfx942")["objects"][0]["gpu"] == "gfx942"
+    answer("emulate", path, "--gpu", "gfx1100", code=ConfigError.code)
 
 
 def test_features_of_a_plain_code_object_are_compared(campaign: Path, tmp_path: Path) -> None:
@@ -207,8 +200,8 @@ def test_features_of_a_plain_code_object_are_compared(campaign: Path, tmp_path: 
     # The target keeps its length, because the metadata contains lengths.
     path.write_bytes(content.replace(name, b"--gfx942:xnack+".rjust(len(name), b"-")))
     for gpu in ("gfx942", "gfx942:xnack+"):
-        assert [row["object"] for row in run("emulate", path, "--gpu", gpu)["objects"]] == [str(path)]
-    run("emulate", path, "--gpu", "gfx942:xnack-", code=ConfigError.code)
+        assert [row["object"] for row in answer("emulate", path, "--gpu", gpu)["objects"]] == [str(path)]
+    answer("emulate", path, "--gpu", "gfx942:xnack-", code=ConfigError.code)
 
 
 def test_bundle_that_cannot_be_unpacked_is_reported_as_sealed(
@@ -219,11 +212,11 @@ def test_bundle_that_cannot_be_unpacked_is_reported_as_sealed(
     (tmp_path / "b/add.hsaco").write_bytes(ccob(bundle_of(campaign), 2))
     monkeypatch.setitem(sys.modules, "backports", None)
     monkeypatch.setitem(sys.modules, "backports.zstd", None)
-    result = run("audit", tmp_path, "--gpu", "gfx942", code=KernelError.code)
+    result = answer("audit", tmp_path, "--gpu", "gfx942", code=KernelError.code)
     assert (result["absent"], result["unknown"], result["sealed"], result["damaged"]) == ([], ["gfx942"], 2, [])
     assert "2 bundles" in result["problems"][0]
-    assert run("audit", tmp_path / "b")["sealed"] == 1
-    run("kernels", "diff", tmp_path / "b", tmp_path / "b", code=KernelError.code)
+    assert answer("audit", tmp_path / "b")["sealed"] == 1
+    answer("kernels", "diff", tmp_path / "b", tmp_path / "b", code=KernelError.code)
 
 
 def _overlapping() -> bytes:
@@ -252,14 +245,14 @@ BAD: dict[str, Callable[[bytes], bytes]] = {
 def test_damaged_bundle_is_reported(campaign: Path, tmp_path: Path, make: Callable[[bytes], bytes]) -> None:
     content = make(bundle_of(campaign))
     (tmp_path / "add.hsaco").write_bytes(content)
-    assert run("audit", tmp_path, code=KernelError.code)["damaged"]
+    assert answer("audit", tmp_path, code=KernelError.code)["damaged"]
     (tmp_path / "lib.so").write_bytes(library(content))
-    assert run("audit", tmp_path / "lib.so", code=KernelError.code)["damaged"]
+    assert answer("audit", tmp_path / "lib.so", code=KernelError.code)["damaged"]
 
 
 def test_tar_with_thousands_of_extended_headers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(nested_headers())
-    assert run("audit", tmp_path / "x.tar", code=SourceError.code)["id"] == "archive-unreadable"
+    assert answer("audit", tmp_path / "x.tar", code=SourceError.code)["id"] == "archive-unreadable"
 
 
 def test_compressed_bundles_in_one_file_are_read_one_by_one(tmp_path: Path) -> None:
@@ -298,12 +291,12 @@ def test_temporary_folder_of_triton_cache_is_skipped_and_noted(campaign: Path, t
     half.mkdir(parents=True)
     shutil.copy(campaign / "gfx942" / "add-fp16.hsaco", folder / "add.hsaco")
     (half / "add.hsaco").write_bytes((folder / "add.hsaco").read_bytes()[:900])
-    result = run("audit", tmp_path / "cache")
+    result = answer("audit", tmp_path / "cache")
     assert (result["kernels"], result["damaged"], len(result["notes"])) == (1, [], 1)
     assert "tmp.pid_1_x" in result["notes"][0]
     with tarfile.open(tmp_path / "cache.tar", "w") as tar:
         tar.add(tmp_path / "cache", "cache")
-    assert run("audit", tmp_path / "cache.tar")["kernels"] == 1
+    assert answer("audit", tmp_path / "cache.tar")["kernels"] == 1
 
 
 def test_links_inside_a_folder_are_followed_and_others_noted(campaign: Path, tmp_path: Path) -> None:
@@ -313,19 +306,19 @@ def test_links_inside_a_folder_are_followed_and_others_noted(campaign: Path, tmp
         folder.mkdir()
     shutil.copy(tmp_path / "blob", inside / "blob")
     (inside / "k.hsaco").symlink_to("blob")
-    assert run("audit", inside)["notes"] == []
-    assert run("audit", inside)["kernels"] == 1
+    assert answer("audit", inside)["notes"] == []
+    assert answer("audit", inside)["kernels"] == 1
     (inside / "out.hsaco").symlink_to("../blob")
     (inside / "folder").symlink_to("../outside")
     (inside / "dead.hsaco").symlink_to("nowhere")
-    result = run("audit", inside)
+    result = answer("audit", inside)
     assert (result["kernels"], len(result["notes"])) == (1, 1)
     assert all(name in result["notes"][0] for name in ("out.hsaco", "folder", "dead.hsaco"))
     (outside / "k.hsaco").symlink_to("../blob")
     done = CliRunner().invoke(app, ["audit", str(outside)])
     assert done.exit_code == ConfigError.code
     assert "1 link" in done.output
-    assert run("audit", outside / "k.hsaco")["kernels"] == 1
+    assert answer("audit", outside / "k.hsaco")["kernels"] == 1
 
 
 # --- GPUs that lack kernels ---
@@ -341,14 +334,14 @@ def test_kernel_that_only_another_gpu_has_is_reported_as_missing(campaign: Path,
             if name == "attention" or element == "fp16"
         ]
     )
-    assert run("audit", tmp_path / "c")["ok"]
+    assert answer("audit", tmp_path / "c")["ok"]
     (tmp_path / "c/gfx1100/attention-bf16.hsaco").unlink()
     for words in ((), ("--gpu", "gfx1100,gfx942")):
-        result = run("audit", tmp_path / "c", *words, code=KernelError.code)
+        result = answer("audit", tmp_path / "c", *words, code=KernelError.code)
         (missing,) = result["uneven"]
         assert "gfx1100" in missing
         assert "attention-bf16" in missing
-    assert run("audit", tmp_path / "c", "--gpu", "gfx942")["ok"]
+    assert answer("audit", tmp_path / "c", "--gpu", "gfx942")["ok"]
 
 
 def test_hand_written_kernels_may_differ_by_gpu(campaign: Path, tmp_path: Path) -> None:
@@ -356,7 +349,7 @@ def test_hand_written_kernels_may_differ_by_gpu(campaign: Path, tmp_path: Path) 
         (tmp_path / "hsa" / gpu).mkdir(parents=True)
         for name in names:
             shutil.copy(campaign / gpu / f"{name}-fp16.hsaco", tmp_path / "hsa" / gpu / f"{name}.co")
-    result = run("audit", tmp_path / "hsa", "--gpu", "gfx942,gfx1100")
+    result = answer("audit", tmp_path / "hsa", "--gpu", "gfx942,gfx1100")
     assert (result["ok"], result["uneven"], result["differing"]) == (True, [], ["gfx1100 lacks row_sum"])
 
 
@@ -371,7 +364,7 @@ def test_list_of_kernels_that_differ_by_gpu_is_limited(
     (tmp_path / "gfx942").mkdir()
     shutil.copy(campaign / "gfx942" / "add-fp16.hsaco", tmp_path / "gfx942")
     shutil.copy(campaign / "gfx1100" / "row_sum-fp16.hsaco", tmp_path / "gfx1100")
-    result = run("audit", tmp_path)
+    result = answer("audit", tmp_path)
     assert len(result["differing"]) == 1
     assert result["notes"] == ["1 more kernels or functions differ by GPU, and are not listed"]
 
@@ -380,8 +373,8 @@ def test_zip_of_code_objects_is_read(campaign: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "c.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(campaign.rglob("*.hsaco")):
             archive.write(path, path.relative_to(campaign))
-    assert run("audit", tmp_path / "c.zip", "--gpu", "gfx942,gfx1100")["kernels"] == 4
-    assert run("kernels", "diff", tmp_path / "c.zip", campaign)["counts"]["same"] == 4
+    assert answer("audit", tmp_path / "c.zip", "--gpu", "gfx942,gfx1100")["kernels"] == 4
+    assert answer("kernels", "diff", tmp_path / "c.zip", campaign)["counts"]["same"] == 4
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -409,7 +402,7 @@ def test_pack_with_names_that_are_not_utf_8_is_damaged(tmp_path: Path) -> None:
     directory = struct.pack("<IIIII", 0, 64, 0, 4, len(name)) + name
     head = struct.pack("<III", len(directory) + 4, 1, len(directory))
     (tmp_path / "a.aks2").write_bytes(b"AKS2" + head + lzma.compress(directory + b"code"))
-    assert len(run("audit", tmp_path, code=KernelError.code)["damaged"]) == 1
+    assert len(answer("audit", tmp_path, code=KernelError.code)["damaged"]) == 1
 
 
 @pytest.mark.parametrize(

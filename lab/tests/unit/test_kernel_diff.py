@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.tests.emulated_objects import compile_all, rule
+from lab.tests.json_runs import answer
 from tests.kernel_fixtures import aks2
 from toolchain.catalog.gpus import known_gpus
 from toolchain.catalog.limits import limits_of
@@ -57,12 +59,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-def run(*words: Any, code: int = 0) -> dict[str, Any]:
-    done = CliRunner().invoke(app, ["kernels", "diff", *map(str, words), "--json"])
-    assert done.exit_code == code, done.output
-    result = json.loads(done.stdout)
-    assert isinstance(result, dict)
-    return result
+run = partial(answer, "kernels", "diff")
 
 
 def test_occupancy_follows_the_registers_that_the_descriptor_reserves(tmp_path: Path) -> None:
