@@ -21,7 +21,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import FORMAT, sha256_file, sha256_json, write_atomically
 from toolchain.core.errors import ConfigError, HostileInputError, SourceError
 from toolchain.core.filesystem import NewFile
-from toolchain.core.permissions import make_named
+from toolchain.core.permissions import for_user, make_named
 from toolchain.core.record import Record
 from toolchain.oci.files import is_plain_name
 from toolchain.oci.image import platform_of
@@ -76,7 +76,10 @@ def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> lis
     """
     make_named(folder)
     cache.work.mkdir(parents=True, exist_ok=True)
-    return [path for record in records if record.stage in FORMS for path in FORMS[record.stage](cache, record, folder)]
+    made = [path for record in records if record.stage in FORMS for path in FORMS[record.stage](cache, record, folder)]
+    for path in made:
+        path.chmod(for_user(0o644))
+    return made
 
 
 def no_plain_form(option: str, verb: str) -> ConfigError:

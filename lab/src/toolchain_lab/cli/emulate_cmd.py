@@ -17,7 +17,7 @@ from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.errors import ConfigError, EmulationError, NumbersError
 from toolchain.core.filesystem import NewFile
-from toolchain.core.permissions import make_named
+from toolchain.core.permissions import for_user, make_named
 from toolchain.request import option_values
 from toolchain_lab.bridge import described, disassembler, load, require_numpy, translated, translation
 
@@ -314,7 +314,7 @@ def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
         if odd := [name for name in buffers if "/" in name]:  # the metadata of the code object gives the names
             raise OSError(errno.EINVAL, f"the file of the buffer {odd[0]!r} would be outside of it")
         for name, buffer in buffers.items():
-            with NewFile(folder / f"{name}.npy") as new:
+            with NewFile(folder / f"{name}.npy", mode=for_user(0o644)) as new:
                 np.save(new.stream, buffer, allow_pickle=False)
                 new.finish(flush=False)
     except OSError as error:
