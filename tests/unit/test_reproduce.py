@@ -284,7 +284,7 @@ def test_equal_layer_with_different_config_is_not_equal(tmp_path: Path, monkeypa
         return [llvm]
 
     monkeypatch.setattr("toolchain.pipeline.reproduce.build", honest)
-    monkeypatch.setattr("toolchain.pipeline.reproduce.in_store", lambda *_, **__: True)
+    monkeypatch.setattr("toolchain.pipeline.reproduce.stored_for", lambda *_, **__: True)
     expected = expected_of(request.cache, read_record(request.cache, llvm.input_digest))
     assert reproduce(request, "llvm", expected).equal
     layout = Layout(request.cache.images)
@@ -304,7 +304,7 @@ def test_wheel_that_is_not_in_the_image_is_compared(tmp_path: Path, monkeypatch:
     finished_base(request.cache, tmp_path / "base")
     llvm = finished_llvm(request, tmp_path / "llvm", {"usr/lib64/x/a": b"x"})
     record = read_record(request.cache, llvm.input_digest)
-    monkeypatch.setattr("toolchain.pipeline.reproduce.in_store", lambda *_, **__: True)
+    monkeypatch.setattr("toolchain.pipeline.reproduce.stored_for", lambda *_, **__: True)
 
     def rebuilt(**wheels: str) -> Reproduced:
         def build(asked: Request, _: str) -> list[Built]:

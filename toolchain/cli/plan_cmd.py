@@ -23,7 +23,6 @@ from toolchain.pipeline.records import tell_unread
 from toolchain.pipeline.unfinished import unfinished
 from toolchain.request.model import Request
 from toolchain.sources.distro import known_packages
-from toolchain.sources.resolve import in_store
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names, unknown_names
 
@@ -100,17 +99,10 @@ def _away(rows: Sequence[PlanRow], request: Request) -> list[str]:
     """Return the sources that `build` would not find in the store; an empty list unless `--offline` is given."""
     if not request.offline:
         return []
+    from toolchain.pipeline.fetching import stored_for  # noqa: PLC0415 - a plan without --offline does not need it
+
     needed = {(s.name, s.ref): s for row in rows if row.to_build for s in row.planned.sources}
-    return [
-        f"{source.name} {source.ref}"
-        for source in needed.values()
-        if not in_store(
-            source,
-            cache=request.cache,
-            tests=request.takes_tests(source.name),
-            patched=bool(request.patches.get(source.name)),
-        )
-    ]
+    return [f"{source.name} {source.ref}" for source in needed.values() if not stored_for(request, source)]
 
 
 def _refused(rows: Sequence[PlanRow], request: Request) -> list[str]:

@@ -24,7 +24,7 @@ from toolchain.core.locks import in_use, kept
 from toolchain.request.model import Request
 from toolchain.sources.edits import users_own
 from toolchain.sources.patch import copy_tree
-from toolchain.sources.resolve import fetch_source
+from toolchain.sources.resolve import fetch_source, in_store
 from toolchain.sources.tree import FetchedSource, Source
 from toolchain.stages.triton_edits import check_edits
 
@@ -44,6 +44,12 @@ def fetch_for(request: Request, source: Source, *, patched: bool = False, verify
         mirrors=request.mirrors,
         tests=request.takes_tests(source.name),
     )
+
+
+def stored_for(request: Request, source: Source) -> bool:
+    """Return whether the store has a source as the request needs it, so that a build does not fetch it."""
+    patched = bool(request.patches.get(source.name))
+    return in_store(source, cache=request.cache, tests=request.takes_tests(source.name), patched=patched)
 
 
 @contextlib.contextmanager

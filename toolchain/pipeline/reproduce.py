@@ -22,12 +22,11 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
 from toolchain.oci.layer_diff import Blob, FileDifference, differences
 from toolchain.oci.layout import Layout
+from toolchain.pipeline.fetching import stored_for
 from toolchain.pipeline.plan import PlanRow, plan
 from toolchain.pipeline.records import image_tag, read_record, write_record
 from toolchain.pipeline.run import build
 from toolchain.request.model import Request
-from toolchain.sources.resolve import in_store
-from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built
 
 
@@ -110,7 +109,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
             why=f"the input digest is {digest}, and that of the image is {expected['input_digest']}",
             fix="use the options, the sources and the version of the tool that built it",
         )
-    if absent := [source for source in top.planned.sources if not _is_stored(source, request)]:
+    if absent := [source for source in top.planned.sources if not stored_for(request, source)]:
         raise SourceError(
             "not-stored",
             f"not in the store: {', '.join(f'{source.name} {source.ref}' for source in absent)}",
@@ -122,11 +121,6 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
         again = build(replace(request, cache=cache), target)[-1]
         result = _compare(expected, again, cache)
     return result if request.variation is None else replace(result, varied=request.variation.as_json())
-
-
-def _is_stored(source: Source, request: Request) -> bool:
-    patched = bool(request.patches.get(source.name))
-    return in_store(source, cache=request.cache, tests=request.takes_tests(source.name), patched=patched)
 
 
 def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
@@ -183,9 +177,12 @@ def wheels_in(facts: Mapping[str, Any]) -> dict[str, str]:
 
 def _differing_wheels(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[FileDifference]:
     for name in sorted({*first, *second}):
-        if first.get(name) != second.get(name):
-            one = "only in the second" if name not in first else "only in the first" if name not in second else ""
-            yield FileDifference(name, one or "content")
+        if name not in first:
+            yield FileDifference(name, "only in the second")
+        elif name not in second:
+            yield FileDifference(name, "only in the first")
+        elif first[name] != second[name]:
+            yield FileDifference(name, "content")
 
 
 def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced:
