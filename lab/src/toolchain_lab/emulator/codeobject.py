@@ -246,19 +246,18 @@ def metadata_in(notes: bytes) -> dict[str, Any] | None:
     damaged.
     """
     place = 0
-    merged: dict[str, Any] | None = None
+    found: list[dict[str, Any]] = []
     while place + 12 <= len(notes):
         name_size, size, kind = struct.unpack_from("<III", notes, place)
         start = place + 12 + (name_size + 3) // 4 * 4
         if kind == _NOTE_METADATA and notes[place + 12 : place + 12 + name_size].rstrip(b"\0") == b"AMDGPU":
             content = unpack(notes[start : start + size])
             if isinstance(content, dict):
-                if merged is None:
-                    merged = content
-                else:
-                    merged.setdefault("amdhsa.kernels", []).extend(content.get("amdhsa.kernels", []))
+                found.append(content)
         place = start + (size + 3) // 4 * 4
-    return merged
+    for other in found[1:]:
+        found[0].setdefault("amdhsa.kernels", []).extend(other.get("amdhsa.kernels", []))
+    return found[0] if found else None
 
 
 def _choose(path: Path, names: list[str], kernel: str | None) -> str:

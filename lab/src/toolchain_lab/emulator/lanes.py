@@ -103,8 +103,9 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
         raise instruction.unknown("lanes without a source or outside of row_mask and bank_mask")
     signs = signs_of(texts[place])
     fetch, register = source(operands, "t", signs.text), operands.register(signs.text)
-    # A half is copied to both halves of the new source, because op_sel repeats which half the text names.
-    copies = np.uint32(1 if register is None or register.half is None else 0x10001)
+    # The product with 0x10001 contains a half twice. Both are needed, because op_sel selects one of them again.
+    is_half = register is not None and register.half is not None
+    copies = np.uint32(0x10001 if is_half else 1)
     texts[place] = texts[place].replace(signs.text, _CHANGED[0])
     changed: list[Array] = [np.zeros(lanes, np.uint32)]
     operands.instruction = replace(instruction, operands=tuple(texts))

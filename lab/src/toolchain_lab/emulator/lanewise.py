@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
 Compute = Callable[..., Array]
-# These letters of a `LaneOp` are for the destination's old value, whose type has another letter.
+# This maps the letters of a `LaneOp` for the destination's old value to the letters of its type.
 _OLD = {"d": "f", "a": "e", "o": "h"}
 Handler = Callable[[Operands], Run]
 
@@ -214,6 +214,30 @@ def refuse_matrix_overflow(wave: Wave, instruction: Instruction, overflows: Arra
     """
     if wave.clamps_overflow and wave.target.generation == 9 and np.count_nonzero(overflows):
         raise instruction.unknown("an overflow in the mode FP16_OVFL")
+
+
+def of_three(
+    maximum: Compute, minimum: Compute, median: Compute, types: Mapping[str, Sequence[str]]
+) -> dict[str, LaneOp]:
+    """Return the rows, by mnemonic, of the instructions that select one of three numbers.
+
+    Args:
+        maximum, minimum: functions of two numbers.
+        types: the suffixes of the mnemonics for each letter of a type.
+    """
+    functions: dict[str, Compute] = {
+        "max3": lambda a, b, c: maximum(maximum(a, b), c),
+        "min3": lambda a, b, c: minimum(minimum(a, b), c),
+        "med3": median,
+        "maxmin": lambda a, b, c: minimum(maximum(a, b), c),
+        "minmax": lambda a, b, c: maximum(minimum(a, b), c),
+    }
+    return {
+        f"v_{name}_{kind}": LaneOp(letter, letter * 3, compute)
+        for name, compute in functions.items()
+        for letter, kinds in types.items()
+        for kind in kinds
+    }
 
 
 def _joined(compute: Compute, gets: list[Get]) -> Get:

@@ -211,7 +211,8 @@ def _scalar_load(size: int, *, sign: bool) -> Handler:
         fixed = more + (int(offset, 0) if index is None else 0)
 
         def run(wave: Wave) -> None:
-            start, moved = address(wave), 0 if index is None else index(wave)
+            start = address(wave)
+            moved = index(wave) if index is not None else 0
             at = start + fixed + moved & QUAD
             if (start | fixed | moved) % min(size, 4):  # the hardware ignores the lowest bits of each part
                 raise operands.instruction.unknown("an address that is not aligned")

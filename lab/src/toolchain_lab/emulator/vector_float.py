@@ -8,7 +8,7 @@ import numpy as np
 
 from toolchain_lab.emulator import float_math
 from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
-from toolchain_lab.emulator.lanewise import Compute, Handler, LaneOp, refuse_overflow
+from toolchain_lab.emulator.lanewise import Handler, LaneOp, of_three, refuse_overflow
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
@@ -49,25 +49,6 @@ def _dot2(a: Array, b: Array, add: Array, *, bf16: bool = False, flush: bool = F
     return float_math.flushed(total) if flush else total
 
 
-def _of_three() -> dict[str, LaneOp]:
-    """Return the rows of the instructions that select one of three numbers."""
-    maximum, minimum = float_math.maximum, float_math.minimum
-    functions: dict[str, Compute] = {
-        "max3": lambda a, b, c: maximum(maximum(a, b), c),
-        "min3": lambda a, b, c: minimum(minimum(a, b), c),
-        "med3": float_math.median,
-        "maxmin": lambda a, b, c: minimum(maximum(a, b), c),
-        "minmax": lambda a, b, c: maximum(minimum(a, b), c),
-    }
-    types = {"f": ("f32", "num_f32"), "h": ("f16", "num_f16")}
-    return {
-        f"v_{name}_{kind}": LaneOp(letter, letter * 3, compute)
-        for name, compute in functions.items()
-        for letter, kinds in types.items()
-        for kind in kinds
-    }
-
-
 LANE_OPS: dict[str, LaneOp] = {
     "v_add_f32": LaneOp("f", "ff", np.add),
     "v_sub_f32": LaneOp("f", "ff", np.subtract),
@@ -88,7 +69,12 @@ LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(("v_fmamk_f32", "v_fmaak_f32"), LaneOp("f", "fff", float_math.fma)),
     "v_maximum3_f32": LaneOp("f", "fff", float_math.maximum_or_nan),
     "v_minimum3_f32": LaneOp("f", "fff", float_math.minimum_or_nan),
-    **_of_three(),
+    **of_three(
+        float_math.maximum,
+        float_math.minimum,
+        float_math.median,
+        {"f": ("f32", "num_f32"), "h": ("f16", "num_f16")},
+    ),
     "v_exp_f32": LaneOp("f", "f", float_math.exp2),
     "v_log_f32": LaneOp("f", "f", float_math.log2),
     "v_sqrt_f32": LaneOp("f", "f", float_math.sqrt),

@@ -28,7 +28,7 @@ from toolchain_lab.emulator.integer_math import (
     signed_bit_field,
     trailing_zeros,
 )
-from toolchain_lab.emulator.lanewise import Compute, Handler, LaneOp
+from toolchain_lab.emulator.lanewise import Compute, Handler, LaneOp, of_three
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
@@ -187,21 +187,8 @@ def _saturating() -> dict[str, LaneOp]:
     return rows
 
 
-def _of_three() -> dict[str, LaneOp]:
-    """Return the rows of the instructions that select one of three integers."""
-    functions: dict[str, Compute] = {
-        "max3": lambda a, b, c: np.maximum(np.maximum(a, b), c),
-        "min3": lambda a, b, c: np.minimum(np.minimum(a, b), c),
-        "med3": lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c)),
-        "maxmin": lambda a, b, c: np.minimum(np.maximum(a, b), c),
-        "minmax": lambda a, b, c: np.maximum(np.minimum(a, b), c),
-    }
-    letters = {"u32": "u", "i32": "i", "u16": "w", "i16": "s"}
-    return {
-        f"v_{name}_{kind}": LaneOp(letter, letter * 3, compute)
-        for name, compute in functions.items()
-        for kind, letter in letters.items()
-    }
+def _median(a: Array, b: Array, c: Array) -> Array:
+    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
 # These rows are used instead of those in LANE_OPS if the instruction has the modifier `clamp`.
@@ -276,7 +263,7 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_bfe_i32": LaneOp("u", "uuu", signed_bit_field),
     "v_mad_u32_u24": LaneOp("u", "uuu", lambda a, b, c: (a & _U24) * (b & _U24) + c),
     "v_mad_i32_i24": LaneOp("i", "iii", lambda a, b, c: i24(a) * i24(b) + c),
-    **_of_three(),
+    **of_three(np.maximum, np.minimum, _median, {"u": ("u32",), "i": ("i32",), "w": ("u16",), "s": ("i16",)}),
     "v_alignbit_b32": LaneOp("u", "uut", align_bit),
     "v_alignbyte_b32": LaneOp("u", "uut", align_byte),
     **dict.fromkeys(("v_ffbh_i32", "v_cls_i32"), LaneOp("u", "i", leading_signs)),

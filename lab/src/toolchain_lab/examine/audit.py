@@ -137,6 +137,14 @@ def _first(texts: Sequence[str]) -> str:
     return ", ".join([*(text[:160] for text in texts[:3]), *(["…"] if texts[3:] else [])])
 
 
+def _not_read(paths: Sequence[str], one: str, many: str) -> list[str]:
+    """Return the note about files of a kind that were not read, in a list that is empty if there are none."""
+    if not paths:
+        return []
+    counted = f"1 {one} was" if len(paths) == 1 else f"{len(paths)} {many} were"
+    return [f"{counted} not read: {_first(paths)}"]
+
+
 def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | None = None) -> Audit:
     """Audit the files of a place without running any of them.
 
@@ -161,12 +169,8 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
         kernels = kernels_of(_looking(files, result, windows, cubins, fault), fault)
         result.kernels = sorted(kernels, key=lambda kernel: kernel.key)
         result.images, result.notes = files.images, files.notes()
-    if windows:
-        one_or_more = "1 library for Windows was" if len(windows) == 1 else f"{len(windows)} libraries for Windows were"
-        result.notes.append(f"{one_or_more} not read: {_first(windows)}")
-    if cubins:
-        one_or_more = "1 cubin for NVIDIA was" if len(cubins) == 1 else f"{len(cubins)} cubins for NVIDIA were"
-        result.notes.append(f"{one_or_more} not read: {_first(cubins)}")
+    result.notes += _not_read(windows, "library for Windows", "libraries for Windows")
+    result.notes += _not_read(cubins, "cubin for NVIDIA", "cubins for NVIDIA")
     if not (result.kernels or result.libraries or result.damaged or result.sealed):
         raise ConfigError(
             "nothing-compiled",

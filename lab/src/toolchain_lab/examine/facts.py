@@ -170,7 +170,7 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
     last one, or contains a line of more than 65,536 characters.
     """
     target, kernels, above = "", list[_Entry](), 0
-    closed: bool | None = None  # whether the last function is complete; None if there is none
+    functions, inside = 0, False  # the number of functions, and whether the last one still lacks its `}`
     for line in text.splitlines():
         if len(line) > _LONGEST_LINE:
             raise _not_ptx(where, f"a line has {len(line)} characters, and the limit is {_LONGEST_LINE}")
@@ -179,14 +179,13 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
         if match := _ENTRY.search(line):
             kernels.append(_Entry(match[1]))
         elif _FUNCTION.match(line):
-            closed = False
-        if closed is False:
-            closed = "}" in line
+            functions, inside = functions + 1, True
+        inside = inside and "}" not in line
         if kernels:
             kernels[-1].take(line)
         elif (space := _space(line)) is not None and space[0] == "shared":
             above += space[1]
-    if target and closed and not kernels:
+    if target and functions and not inside and not kernels:
         return ()
     if not target or not kernels or not kernels[-1].closed:
         why = "it has no complete .entry" if target else "it has no .target"

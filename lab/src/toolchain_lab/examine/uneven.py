@@ -11,8 +11,6 @@ from toolchain.catalog.gpus import known_gpus
 from toolchain_lab.examine.kernels import Kernel
 
 _GPU = re.compile("|".join(sorted({*known_gpus(), *map(pack, known_gpus())}, key=len, reverse=True)))
-
-
 _MOST_DIFFERING = 10_000  # lines; in hipBLASLt nearly each of some 100,000 kernels is for one GPU
 
 
