@@ -88,6 +88,9 @@ GOOD = lockfile.render(lock()).decode()
         # Python reads a hexadecimal number of any length, but cannot print a long one.
         (f"schema = 0x{'f' * 5000}\n", "more than 64 bits"),
         (GOOD.replace("epoch = 1", "epoch = 0x8000000000000000"), "more than 64 bits"),
+        # tomllib takes quadratic time for the parts of a key.
+        (f"a{'.a' * 5000} = 1\n", "nested too deeply"),
+        ("""'a'."a" . """ * 2000 + "a = 1\n", "nested too deeply"),
         (GOOD.replace("[[source]]", "<<<<<<< HEAD\n[[source]]", 1), "column 1: invalid statement"),
         (GOOD.replace("schema = 2", "schema = 1"), "schema 1"),
         (GOOD.replace("epoch = 1", 'epoch = "1"'), "epoch"),

@@ -52,6 +52,7 @@ def test_calls_of_the_user_replace_the_list(tmp_path: Path) -> None:
         ("[2]", "[2025-01-01]", "calls-invalid"),
         ("batch = [2]", "batch = [2]\ngpus = []", "calls-invalid"),
         ("[[call]]", "[[call", "calls-unreadable"),
+        ("[[call]]", f"a{'.a' * 5000} = 1\n[[call]]", "calls-unreadable"),
         ("[512, 2048, 512]", str(list(range(1, 10002))), "calls-invalid"),
     ],
 )

@@ -8,6 +8,8 @@ import tomllib
 from typing import Any
 
 _LONG = "an integer has more than 64 bits"
+# A line that begins with a key of more than a hundred parts. tomllib takes quadratic time for the parts of a key.
+_DEEP_KEY = re.compile(r"""^[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){100}""", re.MULTILINE)
 
 
 def read(text: str) -> dict[str, Any]:
@@ -15,6 +17,8 @@ def read(text: str) -> dict[str, Any]:
 
     An integer of more than 64 bits is an error in TOML, but tomllib accepts it, and Python cannot print a long one.
     """
+    if _DEEP_KEY.search(text):
+        raise RecursionError
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError:

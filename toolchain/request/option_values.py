@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +78,7 @@ def calls(text: str) -> str:
     fix = 'write [[call]] tables, as in data/calls.toml: dtype = ["bf16"]'
     try:
         tables = (
-            tomllib.loads(read_regular(Path(os.path.realpath(text)), _LARGEST_LIST).decode())
+            toml_text.read(read_regular(Path(os.path.realpath(text)), _LARGEST_LIST).decode())
             if is_calls_file(text)
             else {"call": strict_json.read(text)}
         )

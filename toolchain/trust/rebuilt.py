@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolchain import __version__
+from toolchain.core import toml_text
 from toolchain.core.errors import ConfigError, UntrustedError
 from toolchain.core.record import LOCAL_BUILDER
 from toolchain.oci.image import timestamp
@@ -103,7 +103,7 @@ def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ..
         sigstore: a file with the trust config for identities; None for the public Sigstore.
     """
     try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8"))["builder"]
+        rows = toml_text.read(path.read_text(encoding="utf-8"))["builder"]
         builders = tuple(_builder(dict(row), path.parent, sigstore) for row in rows)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
