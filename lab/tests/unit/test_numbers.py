@@ -34,6 +34,7 @@ from toolchain.kernels.rules import Rule
 from toolchain.trust.attest import subjects
 from toolchain.trust.numbers import result, statement
 from toolchain_lab.bridge import read_metadata, run_program
+from toolchain_lab.cli.check_cmd import screen
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.emulator.launch import Parameter
 from toolchain_lab.emulator.metadata import Metadata
@@ -41,7 +42,7 @@ from toolchain_lab.examine.launch_values import of_rule
 from toolchain_lab.examine.places import local_files
 from toolchain_lab.examine.rebuild import launches_of
 from toolchain_lab.numbers import flash_attn
-from toolchain_lab.numbers.campaign import results
+from toolchain_lab.numbers.campaign import Report, results
 from toolchain_lab.numbers.case import Expected, NoCaseError
 from toolchain_lab.numbers.check import CASES, Checked, _cases, check_object
 from toolchain_lab.numbers.collect import Collected, collect
@@ -281,6 +282,13 @@ def test_result_of_a_kernel_store_is_collected_with_its_json(tmp_path: Path) -> 
     (kernel,) = collect(list(local_files(tmp_path / "store", "store")), tmp_path / "out").objects
     assert (kernel.gpu, kernel.kernel, kernel.path.read_bytes()) == ("gfx942", "k.py:k", b"code")
     assert read_metadata(kernel.path).kernel == "k"
+
+
+def test_columns_of_the_table_are_aligned_for_long_names() -> None:
+    rows = tuple(Checked(name=f"{n}.hsaco", gpu="gfx942", kernel="k" * n, status="right") for n in (3, 50))
+    head, *table = list(screen(Report(rows, available=2, decoder="")))[:3]
+    assert [len(line) for line in table] == [len(head), len(head)]
+    assert all(line[head.index("kernel") :].split()[1] == "1" for line in table)
 
 
 def test_recorded_check_is_enough_for_at_most_as_many_kernels() -> None:

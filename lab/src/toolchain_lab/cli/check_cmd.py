@@ -133,13 +133,14 @@ def _tell(row: Checked, done: int, total: int) -> None:
 
 
 def screen(report: Report) -> Iterator[str]:
-    head = f"{'GPU':<9}{'kernel':<32}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
+    width = max(32, *(len(row["kernel"]) + 1 for row in report.groups()))
+    head = f"{'GPU':<9}{'kernel':<{width}}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
     yield f"{head}{'largest error':>14}{'CPU s':>8}"
     for row in report.groups():
         ran = row["share"] is not None and row["right"] + row["wrong"]
         share = f"{row['share']:.0%}" if ran else "none"
         yield (
-            f"{row['gpu']:<9}{row['kernel']:<32}{row['right']:>6}{row['wrong']:>6}{row['skipped']:>8}{row['refused']:>8}"
+            f"{row['gpu']:<9}{row['kernel']:<{width}}{row['right']:>6}{row['wrong']:>6}{row['skipped']:>8}{row['refused']:>8}"
             f"{share:>13} {row['seconds']:>8.1f}"
         )
     parts = ", ".join(f"{count} {status}" for status, count in report.counts().items())
