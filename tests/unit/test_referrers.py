@@ -206,6 +206,17 @@ def test_image_under_the_fallback_tag_is_not_overwritten(
     assert without_api.manifests[fallback_tag(subject.digest)] == image
 
 
+def test_null_is_an_empty_list_of_referrers(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:
+    """Programs in Go write an empty list as null."""
+    tag, ref = fallback_tag(subject.digest), RegistryRef(without_api.host, "x")
+    without_api.manifests[tag] = (media.INDEX, b'{"schemaVersion": 2, "manifests": null}')
+    made = about(layout, subject, "a")
+    with connection(without_api) as registry:
+        assert referrers(ref, subject.digest, registry=registry) == ()
+        attach(layout, [made], ref, registry=registry)
+        assert digests(referrers(ref, subject.digest, registry=registry)) == {made.digest}
+
+
 def test_registry_that_takes_fallback_tag_for_digest_has_no_referrers(layout: Layout, subject: Descriptor) -> None:
     """GitLab's registry takes the fallback tag for a digest, so a list can neither exist there nor be written."""
     with fake_registry(api=False, digest_tags=True) as server, connection(server) as registry:

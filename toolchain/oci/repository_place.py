@@ -151,15 +151,14 @@ class RepositoryPlace(Place):
     def _read_tag(self, subject: str) -> dict[str, Any] | None:
         """Return the index of referrers under the fallback tag; None if the tag does not exist.
 
-        The result is also None if the registry, such as GitLab's, reads the tag `sha256-HEX` as a digest and returns
-        the subject itself.
+        RegistryError is raised if the tag does not point to an index. The result is also None if the registry, such as
+        GitLab's, reads the tag `sha256-HEX` as a digest and returns the subject itself.
         """
         tag, repository = fallback_tag(subject), self.ref.repository
         if self._registry.manifest_digest(repository, tag) in {None, subject}:
             return None
         index = parse_object(self._registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
-        _entries(index, f"{repository}:{tag}")  # raises RegistryError if the tag does not point to an index
-        return index
+        return {**index, "manifests": _entries(index, f"{repository}:{tag}")}
 
     def _add_to_tag(self, subject: str, artifacts: Sequence[Descriptor]) -> None:
         tag, written, dropping = fallback_tag(subject), False, False
@@ -234,7 +233,9 @@ def _digests(entries: Sequence[Any]) -> set[str]:
 
 
 def _entries(index: Mapping[str, Any], name: str) -> list[Any]:
-    entries = index.get("manifests")
+    entries = index.get("manifests", "")
+    if entries is None:  # programs in Go write an empty list as null
+        return []
     if not isinstance(entries, list):
         raise RegistryError(
             "not-an-index",
