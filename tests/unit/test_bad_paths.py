@@ -120,8 +120,8 @@ def test_read_error_of_disk_exits_with_code_3() -> None:
 
 def test_deeply_nested_toml_tables_are_refused(tmp_path: Path, llvm: Path) -> None:
     deep = ".".join("a" * 3000)
-    (tmp_path / "a.lock").write_text(f"schema = 1\nrequest.{deep} = 1\n")
-    (tmp_path / "toolchain.toml").write_text(f"cache.{deep} = 1\n")
+    (tmp_path / "a.lock").write_text(f"schema = 1\n[request.{deep}]\nx = 1\n")
+    (tmp_path / "toolchain.toml").write_text(f"[cache.{deep}]\nx = 1\n")
     asked = ["plan", "llvm", "--source", f"llvm={llvm}", "--cache", os.fspath(tmp_path / "cache")]
     fails([*asked, "--lock-file", os.fspath(tmp_path / "a.lock")], 3, "a.lock")
     done = CliRunner().invoke(app, ["--config", os.fspath(tmp_path / "toolchain.toml"), "plan", "llvm"])
