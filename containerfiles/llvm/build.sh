@@ -17,6 +17,8 @@ set -eu
 umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/build/home
+# The compiler asks for large pages, which saves a twelfth of its CPU time. A glibc before 2.35 ignores this.
+export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 # The tool parses these lines to show progress.
 export NINJA_STATUS='@ninja %f/%t %r %e@ '
 export CCACHE_DIR=/ccache CCACHE_CONFIGPATH=/recipe/containerfiles/ccache.conf

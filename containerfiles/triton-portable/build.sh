@@ -20,6 +20,8 @@ umask 022
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export LANG=C.UTF-8 LC_ALL=C.UTF-8 TZ=UTC HOME=/build/home SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-1767225600}"
 export PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0
+# The compiler asks for large pages, which saves a twelfth of its CPU time. A glibc before 2.35 ignores this.
+export GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 export NINJA_STATUS='@ninja %f/%t %r %e@ '
 export CCACHE_DIR=/ccache CCACHE_CONFIGPATH=/recipe/containerfiles/ccache.conf
 mkdir -p "$HOME"
