@@ -291,6 +291,11 @@ def test_columns_of_the_table_are_aligned_for_long_names() -> None:
     assert all(line[head.index("kernel") :].split()[1] == "1" for line in table)
 
 
+def test_table_without_kernels_has_only_its_head() -> None:
+    head, total, *_ = screen(Report((), available=0, decoder=""))
+    assert (head.split()[:2], total.split()[:3]) == (["GPU", "kernel"], ["0", "of", "0"])
+
+
 def test_recorded_check_is_enough_for_at_most_as_many_kernels() -> None:
     numbers = {"checked": 3, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
     assert [enough(numbers, count) for count in (3, 4, 0)] == [True, False, False]

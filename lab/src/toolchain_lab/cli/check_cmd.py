@@ -133,10 +133,11 @@ def _tell(row: Checked, done: int, total: int) -> None:
 
 
 def screen(report: Report) -> Iterator[str]:
-    width = max(32, *(len(row["kernel"]) + 1 for row in report.groups()))
+    rows = report.groups()
+    width = max([32, *(len(row["kernel"]) + 1 for row in rows)])
     head = f"{'GPU':<9}{'kernel':<{width}}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
     yield f"{head}{'largest error':>14}{'CPU s':>8}"
-    for row in report.groups():
+    for row in rows:
         ran = row["share"] is not None and row["right"] + row["wrong"]
         share = f"{row['share']:.0%}" if ran else "none"
         yield (
