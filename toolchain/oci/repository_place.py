@@ -233,9 +233,9 @@ def _digests(entries: Sequence[Any]) -> set[str]:
 
 
 def _entries(index: Mapping[str, Any], name: str) -> list[Any]:
-    entries = index.get("manifests", "")
-    if entries is None:  # programs in Go write an empty list as null
-        return []
+    entries = index.get("manifests")
+    if entries is None and "manifests" in index:
+        return []  # because programs in Go write an empty list as null
     if not isinstance(entries, list):
         raise RegistryError(
             "not-an-index",

@@ -33,7 +33,7 @@ SCALAR = [
     ),
     v("CSELECT by SCC", "s_cselect_b32 s0, 1, 2", {"scc": 0}, {"s0": 2}),
     v("a constant of 16 bits has a sign", "s_movk_i32 s0, 0xfffe", {}, {"s0": 0xFFFFFFFE}),
-    v("CMPK_U has none", "s_cmpk_lt_u32 s0, 0xffff", {"s0": 0xFFFE}, {"scc": 1}),
+    v("CMPK_U takes a constant of 16 bits without a sign", "s_cmpk_lt_u32 s0, 0xffff", {"s0": 0xFFFE}, {"scc": 1}),
     v(
         "SAVEEXEC: the old EXEC, and the new",
         "s_and_saveexec_b64 s[0:1], vcc",

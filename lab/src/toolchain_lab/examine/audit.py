@@ -138,7 +138,7 @@ def _first(texts: Sequence[str]) -> str:
 
 
 def _not_read(paths: Sequence[str], one: str, many: str) -> list[str]:
-    """Return the note about files of a kind that were not read, in a list that is empty if there are none."""
+    """Return a list with the note that counts the unread files of a kind. It is empty if there are no such files."""
     if not paths:
         return []
     counted = f"1 {one} was" if len(paths) == 1 else f"{len(paths)} {many} were"
