@@ -120,8 +120,8 @@ def compatibility() -> str:
         " fails, and pip refuses the wheel.\n"),
         _systems(),
         "## ROCm: where AOTriton's library is loaded\n",
-        ("Without `--base`, AOTriton's library is linked for several ROCms; with it, for the HIP of that [base](bases.md), which"
-        " `debian13` alone of this project's bases has. The library for a ROCm needs that ROCm's `libamdhip64`, and glibc 2.31 or newer. **tested** means that a program with it"
+        ("Without `--base`, AOTriton's library is linked for several ROCms; with your own [base](bases.md), for the HIP of that"
+        " image. The library for a ROCm needs that ROCm's `libamdhip64`, and glibc 2.31 or newer. **tested** means that a program with it"
         " was started there and requested a kernel, of a 0.13b with head sizes cut to 64. There was no GPU, so no AMD code object was"
         " run. Where HIP's real library needs a newer system, the stub took its place.\n"),
         _rocms(),
@@ -387,7 +387,7 @@ def what_it_takes() -> str:
         f" [took 4 h 13 min]({measured('A whole gfx942')}) on two cores, with other load.\n"),
         "## What is brought in\n",
         table(["what", "size"], [
-            ["base packages of debian13", "478 MB packed, 1.5 GB on disk"],
+            ["base packages of debian13", "198 MB packed, 0.9 GB on disk"],
             ["the portable floor (sysroot)", "123 MB on disk"],
             ["LLVM 22.1.8 of the distribution, `distro:llvm-toolchain-22`", "197 MB"],
             ["LLVM by git, one commit at depth 1", "hundreds of MB, not measured"],

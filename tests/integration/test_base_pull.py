@@ -46,7 +46,6 @@ tag = "9"
 seen = "2026-11-22"
 os_release = {{ id = "rhel", version_id = "9.8" }}
 tools = {{ python = "3.9.25" }}
-hip = false
 tested = false
 note = "for tests"
 images = {{ {arch} = "{image}" }}

@@ -17,14 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.cached_images import laid, the_record
 from toolchain.catalog.rocm import rocm_of
 from toolchain.core import recipe
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.recipe import Mount
-from toolchain.core.record import Record
 from toolchain.engine.buildah import Buildah
-from toolchain.oci.layout import Layout
-from toolchain.pipeline.records import find_image
 from toolchain.sources.mirrors import apt_mirrors
 from toolchain.stages.hip import PLACE
 
@@ -65,25 +63,6 @@ for what in contract examples; do
 done
 cp /tmp/build-contract/version /tmp/build-examples/list_images /out/
 """
-
-
-def the_record(cache: Cache, name: str) -> Record:
-    # The cache may hold a sysroot for each of several architectures.
-    found = [one for one in find_image(cache, name) if one.arch == "amd64"]
-    if not found:
-        pytest.skip(f"NO IMAGE {name} IN {cache.root}: build it first")
-    return found[0]
-
-
-def laid(cache: Cache, record: Record, folder: Path) -> Path:
-    """Unpack the last layer of an image unless that is done, and return the folder."""
-    if not folder.exists():
-        layout = Layout(cache.images)
-        folder.mkdir(parents=True)
-        # tar unpacks the layer because names of Linux's headers differ only in case, which the tool refuses.
-        blob = layout.blob(layout.children(layout.resolve(record.manifest))[-1].digest)
-        subprocess.run(["tar", "--extract", "--file", blob, "--directory", folder], check=True)
-    return folder
 
 
 def a_root(system: System, roots: Path) -> Path:

@@ -24,7 +24,7 @@ from toolchain.core.cache import Cache
 from toolchain.pipeline.plan import plan
 from toolchain.request.model import Request
 from toolchain.stages.base import recipe_digest, write_packages
-from toolchain.stages.unpacked import sysroot_of
+from toolchain.stages.unpacked import pythons_of, sysroot_of
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "input-digests.json"
 DISTRO = {"llvm": "distro:llvm-toolchain-22"}
@@ -45,10 +45,17 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "kernels with the wheel": ("kernels", {"base": "debian13", "sources": WHEEL, "gpus": ("gfx90a",)}),
     "triton of a commit": ("triton", {"base": "debian13", "sources": {**DISTRO, **COMMIT}}),
-    "aotriton": ("aotriton", {"base": "debian13", "aotriton": "0.13b", "gpus": ("gfx942",)}),
+    "aotriton": ("aotriton", {"base": "debian13", "glibc": "2.31", "aotriton": "0.13b", "gpus": ("gfx942",)}),
     "a part of aotriton": (
         "aotriton",
-        {"base": "debian13", "aotriton": "0.13b", "gpus": ("gfx942",), "limit": 320, "select": "attn*"},
+        {
+            "base": "debian13",
+            "glibc": "2.31",
+            "aotriton": "0.13b",
+            "gpus": ("gfx942",),
+            "limit": 320,
+            "select": "attn*",
+        },
     ),
 }
 
@@ -69,6 +76,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
             ("sysroot", sysroot_of(Request(cache=cache, base=parse_base(name), arch=(arch,))).digest),
         ):
             write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
+    portable = request_of(cache=cache, base="debian13", glibc="2.31")
+    for stage, content in (("sysroot", sysroot_of(portable)), ("python", pythons_of(portable))):
+        lock = {"recipe": content.digest, "packages": rows}
+        write_packages(cache.package_list(stage, content.name, "amd64"), lock)
     return cache
 
 
@@ -90,9 +101,10 @@ def test_input_digests_equal_the_recorded_digests(cache: Cache, name: str) -> No
 @pytest.mark.parametrize("target", ["kernels", "flash-attn", "triton-cache", "aotriton"])
 def test_input_digest_of_triton_does_not_depend_on_the_target(cache: Cache, target: str) -> None:
     sources = {**DISTRO, **COMMIT, "aotriton": "https://github.com/ROCm/aotriton@" + "a" * 40}
+    floor = "2.31" if target == "aotriton" else ""
 
     def triton(of: str) -> Any:
-        rows = plan(request_of(cache=cache, base="debian13", sources=sources, gpus=("gfx942",)), of)
+        rows = plan(request_of(cache=cache, base="debian13", glibc=floor, sources=sources, gpus=("gfx942",)), of)
         return next(row.planned.input_digest for row in rows if row.planned.name == "triton")
 
     assert triton("triton") is not None

@@ -37,7 +37,9 @@ def request_in(folder: Path) -> Request:
 
 
 def digest(stage: Stage, request: Request) -> str:
-    names, recipe = ("base", "llvm", "triton"), base_recipe("debian13", "amd64")
+    names, recipe = ("base", "sysroot", "hip", "llvm", "triton"), base_recipe("debian13", "amd64")
+    if isinstance(stage, AotritonStage):
+        request = replace(request, glibc="2.31")  # No base with a name has the HIP that a bound library needs.
     dependencies = {name: Planned(name=name, image=name, inputs={"x": name}, details=recipe) for name in names}
     result = stage.plan(request, dependencies).input_digest
     assert result is not None

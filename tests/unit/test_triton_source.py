@@ -15,7 +15,6 @@ import pytest
 from tests.refusals import refused
 from tests.request_fixtures import specs
 from toolchain.catalog.aotriton_generations import _stated_version
-from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.components import features_of
 from toolchain.catalog.release_data import aotriton_releases, triton_releases
 from toolchain.cli.build_options import make_request
@@ -86,7 +85,7 @@ def test_unknown_commit_is_planned_with_the_requested_llvm(request_: Request) ->
 
 
 def test_aotriton_with_an_unknown_llvm_is_planned_with_the_requested_llvm(request_: Request) -> None:
-    request = replace(request_, aotriton="0.11.1b")
+    request = replace(request_, aotriton="0.11.1b", glibc="2.31")
     assert "f75e44a96a54495d52fe82b1e684ec4e712c69d3" in llvm_source(request).pending
     named = replace(request, sources=specs({"llvm": f"https://github.com/llvm/llvm-project@{'1' * 40}"}))
     assert llvm_needs(named).lld
@@ -377,6 +376,7 @@ def test_missing_lit_report_is_an_error_if_it_is_required(tmp_path: Path) -> Non
 
 
 def test_aotriton_source_comes_from_a_release_or_a_checkout(request_: Request, tmp_path: Path) -> None:
+    request_ = replace(request_, glibc="2.31")
     source = aotriton_source(replace(request_, aotriton="0.10b"))
     assert commit_of(source) == "6fca155f4deeb8d9529326f7b69f350aeeb93477"
     (tmp_path / "checkout").mkdir()
@@ -386,7 +386,7 @@ def test_aotriton_source_comes_from_a_release_or_a_checkout(request_: Request, t
     with refused("aotriton-not-named"):
         aotriton_source(request_)
     with refused("base-without-hip"):
-        aotriton_source(replace(request_, aotriton="0.10b", base=parse_base("debian12")))
+        aotriton_source(replace(request_, aotriton="0.10b", glibc=""))
 
 
 def test_a_release_older_than_the_two_backends_is_refused_by_the_plan(request_: Request) -> None:

@@ -23,7 +23,7 @@ class BaseRecipe:
 
     Args:
         name: the name in `--base` and in image names.
-        arch: the OCI architecture that `image` and `links` are for.
+        arch: the OCI architecture that `image` is for.
         image: the image (`repository@sha256:…`) that the Containerfile starts from; empty if mmdebstrap makes the base,
             or if no image is pinned for `arch`.
     """
@@ -35,7 +35,6 @@ class BaseRecipe:
     variant: str = ""
     packages: tuple[str, ...] = ()
     sysroot: tuple[str, ...] = ()
-    links: Mapping[str, str]
     containerfile: str = ""
     image: str
     tag: str = ""
@@ -43,7 +42,6 @@ class BaseRecipe:
     os_release: Mapping[str, str]
     tools: Mapping[str, str]
     allocator: str = ""
-    hip: bool
     tested: bool
     note: str
 
@@ -56,7 +54,6 @@ class BaseRecipe:
                 "suite": self.suite,
                 "variant": self.variant,
                 "packages": list(self.packages),
-                "links": dict(self.links),
             }
         folder = PurePosixPath(self.containerfile).parent.as_posix()
         return {"kind": self.kind, "arch": self.arch, "image": self.image, "files": digests(folder, _INSTALLER)}
@@ -69,9 +66,9 @@ def load_bases(arch: str = "amd64") -> dict[str, BaseRecipe]:
 
 
 def _recipe(name: str, row: dict[str, Any], arch: str, source: Path) -> BaseRecipe:
-    for_arch = {"links": row.get("links", {}).get(arch, {}), "image": row.get("images", {}).get(arch, "")}
-    plain = {key: value for key, value in row.items() if key not in {"images", "links"}}
-    recipe = typed_row(BaseRecipe, {**plain, **for_arch, "name": name, "arch": arch}, name, source)
+    plain = {key: value for key, value in row.items() if key != "images"}
+    image = row.get("images", {}).get(arch, "")
+    recipe = typed_row(BaseRecipe, {**plain, "image": image, "name": name, "arch": arch}, name, source)
     if "python" not in recipe.tools:
         raise ConfigError(
             "base-without-python",

@@ -168,7 +168,7 @@ def _replaced() -> list[Known]:
 def _bitcode(row: Known) -> Need:
     why = f"it replaces {row.path}; or use --allow-binary {row.name} or --drop-binary {row.name}"
     ways = (Way(tool=f"{row.name}.bc"),)
-    return Need(name=f"AMD's {row.name}.bc", users=("triton",), ways=ways, debian="hipcc", el="", why=why)
+    return Need(name=f"AMD's {row.name}.bc", users=("triton",), ways=ways, debian="rocm-device-libs-17", el="", why=why)
 
 
 def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:

@@ -250,17 +250,15 @@ def library_in(prefix: Path, major: str) -> Path:
 def aotriton_source(request: Request) -> Source:
     """Return the source of the request's AOTriton, without using the network.
 
-    An error is raised if the library would be linked with the base's HIP but the base's recipe lacks a suitable HIP, if
-    the request names no AOTriton, or if it names a release whose commit is unknown.
+    An error is raised if the library would be linked with the HIP of a named base, because none of them has a HIP. An
+    error is also raised if the request names no AOTriton, or a release whose commit is unknown.
     """
-    from toolchain.catalog.bases import base_recipe  # noqa: PLC0415
-
-    if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
+    if not request.glibc and request.base.image is None:
         raise UnsupportedError(
             "base-without-hip",
             f"AOTriton cannot be built on {request.base}",
-            why="the base has no HIP with hipStreamGetDevice, which AOTriton calls",
-            fix="leave out --base to build a portable library, or use --base debian13",
+            why="the base has no HIP, and a library for one base is linked with the HIP of that base",
+            fix="leave out --base: the portable library is linked for ROCm 5, 6 or 7; or use your own image with HIP",
         )
     spec = request.sources.get("aotriton")
     if spec is None and request.aotriton:

@@ -174,9 +174,6 @@ def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Requ
 
 def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Workspace) -> None:
     hooks = [f'chroot "$1" sh -c {shlex.quote(_LIST_PACKAGES)} > {shlex.quote(str(packages))}']
-    for link, target in recipe.links.items():
-        where = f'"$1"{shlex.quote(link)}'
-        hooks.append(f'mkdir -p "$(dirname {where})" && ln -sfn {shlex.quote(target)} {where}')
     # The image must not contain these files, because they name the build machine or its mirror.
     of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
     hooks.append(
