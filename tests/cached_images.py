@@ -14,7 +14,7 @@ from toolchain.pipeline.records import find_image
 
 
 def the_record(cache: Cache, name: str) -> Record:
-    """Return the record of a finished image for amd64, or skip the test if there is none."""
+    """Return the record of a finished image for amd64, or skip the test if the cache does not contain one."""
     # The cache may hold a sysroot for each of several architectures.
     found = [one for one in find_image(cache, name) if one.arch == "amd64"]
     if not found:

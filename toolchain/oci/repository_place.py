@@ -235,7 +235,7 @@ def _digests(entries: Sequence[Any]) -> set[str]:
 def _entries(index: Mapping[str, Any], name: str) -> list[Any]:
     entries = index.get("manifests")
     if entries is None and "manifests" in index:
-        return []  # because programs in Go write an empty list as null
+        return []  # Programs in Go write an empty list as null.
     if not isinstance(entries, list):
         raise RegistryError(
             "not-an-index",
