@@ -3,6 +3,10 @@
 # The generator gets a PCH that also has its own headers, with their templates instantiated. On 24 of its objects this saves
 # three tenths of the CPU time. LLVMSupport keeps the PCH that it has in a whole LLVM, so ccache finds its objects in both.
 
+# CMake has one hook for each project, so this file includes the other one. That one removes sources before the rest get headers.
+if(TOOLCHAIN_LINKED_ONLY)
+  include("${CMAKE_CURRENT_LIST_DIR}/linked-sources.cmake")
+endif()
 include("${CMAKE_CURRENT_LIST_DIR}/pch-instantiated.cmake")
 if(NOT COMMAND _tpch_apply)
   return()

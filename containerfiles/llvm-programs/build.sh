@@ -1,8 +1,17 @@
 #!/bin/sh
 # Builds MLIR's table generator alone, by containerfiles/llvm-portable/build.sh or, without GLIBC, containerfiles/llvm/build.sh.
-# It reads the same environment variables. llvm-config/pch-programs.cmake has its precompiled headers.
+# It reads the same environment variables. llvm-config/pch-programs.cmake has its precompiled headers, and
+# llvm-config/linked-sources.cmake the sources that it links.
 set -eu
-CMAKE_EXTRA="-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/pch-programs.cmake ${CMAKE_EXTRA:-}"
-export CMAKE_EXTRA
-if [ -n "${GLIBC:-}" ]; then exec sh /recipe/containerfiles/llvm-portable/build.sh; fi
-exec sh /recipe/containerfiles/llvm/build.sh
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+if [ -n "${GLIBC:-}" ]; then build=/recipe/containerfiles/llvm-portable/build.sh; else build=/recipe/containerfiles/llvm/build.sh; fi
+options="-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/pch-programs.cmake ${CMAKE_EXTRA:-}"
+# A build for another machine first builds the programs in NATIVE, which need other sources.
+if [ -z "${NATIVE:-}" ]; then
+  code=0
+  CMAKE_EXTRA="-DTOOLCHAIN_LINKED_ONLY=ON $options" sh "$build" || code=$?
+  # The stamp shows that LLVM was configured.
+  if [ "$code" -eq 0 ] || [ ! -f /build/toolchain-stamp ]; then exit "$code"; fi
+  echo "toolchain: this LLVM may need more sources than linked-sources.cmake names, so all are compiled now"
+fi
+CMAKE_EXTRA="$options" exec sh "$build"
