@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 import subprocess
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -24,8 +27,10 @@ from toolchain.core.errors import (
 from toolchain.core.process import CommandError
 from toolchain.core.recipe import root
 from toolchain.oci.check import verify_layout
+from toolchain.oci.layer import Layer
 from toolchain.oci.layout import Layout
 from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request
 from toolchain.stages import base as stage
 from toolchain.stages.base import BaseStage, _bootstrap_error, local_image, read_packages
@@ -195,3 +200,64 @@ def test_malformed_or_outdated_package_list_is_ignored(tmp_path: Path, text: str
     assert read_packages(tmp_path / "list", "x") is None
     (tmp_path / "list").write_text('{"recipe":"x","packages":[]}')
     assert read_packages(tmp_path / "list", "x") == {"recipe": "x", "packages": []}
+
+
+class _Work:
+    """The part of a workspace that is used to write the layer of a base."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def work(self) -> Path:
+        return self.folder
+
+
+def _layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmdebstrap: Callable[[Path], None]) -> Layer:
+    monkeypatch.setattr(stage, "_mmdebstrap", lambda _recipe, pipe, _packages, _workspace: mmdebstrap(pipe))
+    workspace = cast("BuildWorkspace", _Work(tmp_path))
+    return stage._write_layer(base_recipe("debian13", "amd64"), tmp_path / "packages", workspace)
+
+
+def _failure() -> BuildError:
+    return BuildError("base-not-made", "mmdebstrap failed")
+
+
+def test_layer_of_a_base_is_written_while_mmdebstrap_writes_the_tar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mmdebstrap(pipe: Path) -> None:
+        with pipe.open("wb") as out, tarfile.open(fileobj=out, mode="w|") as tar:
+            member = tarfile.TarInfo("./file")
+            member.size = 1 << 20  # more than a pipe holds
+            tar.addfile(member, io.BytesIO(bytes(member.size)))
+
+    layer = _layer(tmp_path, monkeypatch, mmdebstrap)
+    assert layer.path == tmp_path / "layer.tar"
+    with tarfile.open(layer.path) as tar:
+        assert [(member.name, member.size) for member in tar] == [("file", 1 << 20)]
+
+
+def test_refused_member_is_reported_instead_of_the_broken_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mmdebstrap(pipe: Path) -> None:
+        try:
+            with pipe.open("wb") as out, tarfile.open(fileobj=out, mode="w|") as tar:
+                tar.addfile(tarfile.TarInfo("../outside"))
+                member = tarfile.TarInfo("./file")
+                member.size = 1 << 24
+                tar.addfile(member, io.BytesIO(bytes(member.size)))
+        except BrokenPipeError:
+            raise _failure() from None
+
+    with refused("tar-name-escapes", "../outside"):
+        _layer(tmp_path, monkeypatch, mmdebstrap)
+
+
+def test_failure_of_mmdebstrap_is_reported_instead_of_the_cut_off_tar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mmdebstrap(pipe: Path) -> None:
+        pipe.write_bytes(b"cut off")
+        raise _failure()
+
+    with refused("base-not-made"):
+        _layer(tmp_path, monkeypatch, mmdebstrap)

@@ -249,7 +249,7 @@ _APTS_OWN = {b"var/cache/apt/archives/partial", b"var/lib/apt/lists/partial"}
 
 
 def normalise_tar(tar_in: Path, out: Path) -> Layer:
-    """Rewrite the tar of a root file system as a layer, with its members in the same order.
+    """Rewrite the tar of a root file system, a file or a named pipe, as a layer with its members in the same order.
 
     Times after `EPOCH` become `EPOCH`. Names of owners, a leading `./`, the member of the root folder itself, and all
     extended attributes except file capabilities are removed. Ids, modes, links and device nodes are kept, but the owner
@@ -257,7 +257,13 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
     type or an impossible device, and HostileInputError if a name or a hard link leads out of the tar.
     """
     try:
-        with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
+        with (
+            tar_in.open("rb", buffering=0) as archive,
+            tarfile.open(
+                fileobj=archive, mode="r|", bufsize=CHUNK, encoding="utf-8", errors="surrogateescape"
+            ) as source,
+            HashedFile(out) as sink,
+        ):
             for info in source:
                 _rewrite(source, info, sink)
             sink.write(tar.END)

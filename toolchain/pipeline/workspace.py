@@ -22,7 +22,7 @@ from toolchain.core.recipe import CCACHE_MOUNT, Mount, Recipe
 from toolchain.core.record import LayerFacts
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.labels import INPUT_DIGEST
-from toolchain.oci.layer import Compression, Layer, compressor_id, normalise_tar, write_layer
+from toolchain.oci.layer import Compression, Layer, compressor_id, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.compiler_cache import NONE, remove_unused, using
@@ -254,14 +254,13 @@ class BuildWorkspace:
         return built
 
     def _write_layer(self, content: LayerContent) -> Layer:
-        raw = self.work() / "layer.tar"
-        if content.tar is not None:
-            return normalise_tar(content.tar, raw)
-        assert content.tree is not None  # noqa: S101 - either `tar` or `tree` is set
+        if content.layer is not None:
+            return content.layer
+        assert content.tree is not None  # noqa: S101 - either `layer` or `tree` is set
         # A tree that is not normalised comes from a container. Its files have ids of the host, on which the container's
         # root has the id `first_id`.
         first = 0 if content.normalise else self.engine.first_id
-        return write_layer(content.tree, raw, normalise=content.normalise, first_id=first)
+        return write_layer(content.tree, self.work() / "layer.tar", normalise=content.normalise, first_id=first)
 
     def _check(self, planned: Planned, candidate: str, check: ContractCheck) -> dict[str, Any]:
         """Run a contract check on the image with the manifest digest `candidate`, and return the check's facts."""

@@ -7,11 +7,13 @@ image, or the user's local image is copied.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from toolchain.core.process import CommandError
 from toolchain.core.recipe import Recipe
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import platform_of
+from toolchain.oci.layer import Layer, normalise_tar
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.reference import Target, parse
@@ -49,8 +52,8 @@ _LIST_PACKAGES = (
 )
 
 
-# This is the estimated size, in bytes, of the root file system and two copies of its tar archive.
-_DISK = 5_000_000_000
+# This is the estimated size, in bytes, of the root file system, its packages and its layer.
+_DISK = 3_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,20 +107,19 @@ class BaseStage:
         if recipe.kind == "containerfile":
             return _from_containerfile(planned, recipe, workspace)
         work = workspace.work()
-        tar, packages = work / "rootfs.tar", work / "packages"
+        packages = work / "packages"
         workspace.step("packages")
-        _mmdebstrap(recipe, tar, packages, workspace)
+        layer = _write_layer(recipe, packages, workspace)
         lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
         workspace.step("layer")
         resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
         built = workspace.finish(
             resolved,
-            LayerContent(tar=tar, normalise=False, compress=False),
+            LayerContent(layer=layer, compress=False),
             ImageParts(title=recipe.name),
             facts={"packages": len(lock["packages"])},
         )
         write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)
-        tar.unlink(missing_ok=True)
         return built
 
 
@@ -170,6 +172,25 @@ def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Requ
         lock: the resolved packages; see `read_packages`.
     """
     return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
+
+
+def _write_layer(recipe: BaseRecipe, packages: Path, workspace: Workspace) -> Layer:
+    """Write the layer while mmdebstrap writes the tar, so that the tar needs no disk."""
+    pipe = workspace.work() / "rootfs.tar"
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(normalise_tar, pipe, workspace.work() / "layer.tar")
+        try:
+            # The tar ends when no process has the pipe open for writing, so this one keeps it open.
+            with pipe.open("wb"):
+                _mmdebstrap(recipe, pipe, packages, workspace)
+        except BuildError:
+            # A refused tar makes mmdebstrap fail, because nobody reads the rest.
+            if reading.done():
+                reading.result()
+            raise
+        return reading.result()
 
 
 def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Workspace) -> None:

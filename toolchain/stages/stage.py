@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from toolchain.kernels.result_name import Naming
     from toolchain.kernels.shared import SharedResults
+    from toolchain.oci.layer import Layer
 
     Details = TypeVar("Details", default=Any)
 else:
@@ -100,15 +101,15 @@ class Built:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerContent:
-    """The content of a stage's own layer: a folder, or a root file system as a tar archive.
+    """The content of a stage's own layer: a folder, or a layer that the stage has written itself.
 
     Args:
-        tar: the archive, which is used instead of `tree`.
+        layer: the layer, which is used instead of `tree`.
         normalise: see `oci.layer.write_layer`.
     """
 
     tree: Path | None = None
-    tar: Path | None = None
+    layer: Layer | None = None
     normalise: bool = True
     compress: bool = True
 
