@@ -1,9 +1,9 @@
 # Leave out the sources that mlir-tblgen does not need.
 #
 # mlir-tblgen links a third of LLVMSupport's objects and one of LLVMDemangle's. It includes one generated header, for which
-# llvm-min-tblgen needs one emitter. The other sources take a third of the CPU time of the build. Without them mlir-tblgen
-# differs only in its build id, which is a digest that includes the order of the linker's symbol table. The lists hold for
-# LLVM 19 to 23. If another LLVM needs more sources, its build fails, and build.sh builds it again from all sources.
+# llvm-min-tblgen needs one emitter. The other sources take a third of the CPU time of the build, and mlir-tblgen is the same
+# without them. The lists hold what LLVM 19.1.7, 21.1.8, 22.1.8 and 23.1.1 need. If another LLVM needs more sources, its build
+# fails, and build.sh builds it again from all sources.
 set(TOOLCHAIN_LINKED_LLVMDemangle ItaniumDemangle.cpp)
 set(TOOLCHAIN_LINKED_LLVMSupport
   ABIBreak.cpp APFloat.cpp APInt.cpp CommandLine.cpp ConvertUTF.cpp ConvertUTFWrapper.cpp CrashRecoveryContext.cpp

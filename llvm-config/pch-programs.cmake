@@ -3,7 +3,10 @@
 # The generator gets a PCH that also has its own headers, with their templates instantiated. On 24 of its objects this saves
 # three tenths of the CPU time. LLVMSupport keeps the PCH that it has in a whole LLVM, so ccache finds its objects in both.
 
-# CMake has one hook for each project, so this file includes the other one. That one removes sources before the rest get headers.
+# A build id depends on the order of the linker's symbol table, which depends on the sources that are left out.
+add_link_options(-Wl,--build-id=none)
+# CMake has one hook for each project, so this file includes the other one. It comes first, because it removes sources, and
+# pch.cmake gives headers to those that remain.
 if(TOOLCHAIN_LINKED_ONLY)
   include("${CMAKE_CURRENT_LIST_DIR}/linked-sources.cmake")
 endif()

@@ -40,8 +40,12 @@ find /build -path /build/CMakeFiles/3* -prune -o -name '*.o' -print | sed 's,.*/
 AGAIN = "this LLVM may need more sources than linked-sources.cmake names, so all are compiled now"
 
 
-def built(base: tuple[Buildah, str], folder: Path, called: str) -> tuple[list[str], str]:
-    """Build an mlir-tblgen that calls a function; return its line and the names of all objects, and the build's log."""
+def built(base: tuple[Buildah, str], folder: Path, called: str, *more: str) -> tuple[list[str], str]:
+    """Build an mlir-tblgen that calls a function; return its line and the names of all objects, and the build's log.
+
+    Args:
+        more: further variables for build.sh.
+    """
     engine, image = base
     for name in ("llvm", "mlir"):
         (folder / name).mkdir()
@@ -50,7 +54,7 @@ def built(base: tuple[Buildah, str], folder: Path, called: str) -> tuple[list[st
         (folder / "llvm" / name).write_text(text.replace("CALLED", called) + "\n", encoding="utf-8")
     parts = [Mount(recipe.root() / name, f"/recipe/{name}") for name in ("containerfiles", "llvm-config")]
     settings = ["PREFIX=/layer", "ARCH=amd64", "PROJECTS=mlir", "COMPONENTS=", "GOAL=mlir-tblgen", "PCH=OFF"]
-    command = ["env", *settings, "sh", "-ec", SCRIPT]
+    command = ["env", *settings, *more, "sh", "-ec", SCRIPT]
     log = folder / "log"
     done = engine.run(image, command, mounts=[Mount(folder, "/src/llvm"), *parts], log=log, capture=True)
     return done.stdout.split(), log.read_text(encoding="utf-8")
@@ -67,6 +71,19 @@ def test_program_that_links_another_source_is_built_from_all_sources(base: tuple
     (printed, *objects), log = built(base, tmp_path, "other")
     assert (printed, len(objects)) == ("all", len(SOURCES))
     assert log.count(AGAIN) == 1
+
+
+def test_build_for_another_machine_compiles_all_sources(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    (printed, *objects), log = built(base, tmp_path, "text", "NATIVE=llvm-min-tblgen")
+    assert (printed, len(objects)) == ("linked", len(SOURCES))
+    assert AGAIN not in log
+
+
+def test_failed_configuration_is_not_repeated(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    with pytest.raises(CommandError):
+        built(base, tmp_path, "text", "CMAKE_EXTRA=-DCMAKE_CXX_STANDARD=no")
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert (log.count("Configuring incomplete"), AGAIN in log) == (1, False)
 
 
 def test_failure_with_all_sources_is_reported(base: tuple[Buildah, str], tmp_path: Path) -> None:

@@ -222,6 +222,7 @@ def _failure() -> BuildError:
     return BuildError("base-not-made", "mmdebstrap failed")
 
 
+@pytest.mark.timeout(60)
 def test_layer_of_a_base_is_written_while_mmdebstrap_writes_the_tar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +238,7 @@ def test_layer_of_a_base_is_written_while_mmdebstrap_writes_the_tar(
         assert [(member.name, member.size) for member in tar] == [("file", 1 << 20)]
 
 
+@pytest.mark.timeout(60)
 def test_refused_member_is_reported_instead_of_the_broken_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mmdebstrap(pipe: Path) -> None:
         try:
@@ -252,11 +254,14 @@ def test_refused_member_is_reported_instead_of_the_broken_pipe(tmp_path: Path, m
         _layer(tmp_path, monkeypatch, mmdebstrap)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("written", [None, b"", b"cut off"])
 def test_failure_of_mmdebstrap_is_reported_instead_of_the_cut_off_tar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes | None
 ) -> None:
     def mmdebstrap(pipe: Path) -> None:
-        pipe.write_bytes(b"cut off")
+        if written is not None:
+            pipe.write_bytes(written)
         raise _failure()
 
     with refused("base-not-made"):

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.refusals import refused
+from toolchain.core.process import CommandError
 from toolchain.core.recipe import Recipe
 from toolchain.engine import isolation, relay
 from toolchain.engine.buildah import render
 from toolchain.engine.isolation import PROOF
-from toolchain.engine.judge import first_error
+from toolchain.engine.judge import build_error, first_error
 
 TOP = Path(__file__).parents[2]
 CONTAINERFILE = """\
@@ -116,3 +117,12 @@ def test_stage_without_instructions_gets_a_label() -> None:
         "LABEL",
         "COPY",
     ]
+
+
+def test_only_the_last_try_of_a_script_gives_the_reason() -> None:
+    first = ("@step configure", "@step compile", "ld.lld: error: undefined symbol: text()", "all are compiled now")
+    second = ("@step configure", "toolchain: no disk", "@step compile", "a.cpp:1:2: error: no such name")
+    error = build_error("llvm", CommandError(["buildah"], 1, (*first, *second)))
+    assert error.what == "building llvm failed: no disk"
+    assert error.why.startswith("a.cpp:1:2: error: no such name")
+    assert "undefined symbol" in build_error("llvm", CommandError(["buildah"], 1, first)).why

@@ -78,27 +78,29 @@ def test_reason_of_failed_kernels_is_last_in_the_log(tmp_path: Path) -> None:
     assert log.splitlines()[-1] == "the reason"
 
 
-# Each build exits with 9 if the other build has not started after two minutes.
-_MEET = """case "$1 $2" in "build llvm") other=kernels;; "build kernels") other=llvm;; *) exit 0;; esac
+# Each build exits with 9 if another build has not started after two minutes.
+_MEET = """case "$1 $2" in
+"build llvm") other=kernels;; "build kernels") other=sysroot;; "build sysroot") other=llvm;; *) exit 0;;
+esac
 >"{folder}/$2"
 for at in $(seq 1200); do [ ! -e "{folder}/$other" ] || break; sleep 0.1; done
 [ -e "{folder}/$other" ] || exit 9
 """
 
 
-def test_llvm_and_the_kernels_are_built_at_the_same_time(tmp_path: Path) -> None:
+def test_llvm_its_sysroot_and_the_kernels_are_built_at_the_same_time(tmp_path: Path) -> None:
     done, _ = quickstart(tmp_path, _MEET.format(folder=tmp_path))
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("sign", "code"), [("INT", 130), ("TERM", 143)])
-def test_a_signal_ends_both_builds(tmp_path: Path, sign: str, code: int) -> None:
+def test_a_signal_ends_all_builds(tmp_path: Path, sign: str, code: int) -> None:
     trap = f"""trap 'echo ended >"{tmp_path}/$2.ended"; exit 1' TERM\n"""
     # The build of LLVM sends the signal to its parent, ./quickstart.
     waits = f'[ "$2" != llvm ] || kill -{sign} $PPID\nfor at in $(seq 1200); do sleep 0.1; done'
     done, _ = quickstart(tmp_path, trap + _MEET.format(folder=tmp_path) + waits)
     assert done.returncode == code
-    assert sorted(path.name for path in tmp_path.glob("*.ended")) == ["kernels.ended", "llvm.ended"]
+    assert sorted(path.name for path in tmp_path.glob("*.ended")) == ["kernels.ended", "llvm.ended", "sysroot.ended"]
 
 
 def test_error_of_apt_is_shown(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from toolchain.core import process
 from toolchain.core.errors import BuildError, HostileInputError
 
 _PROGRESS = ("@ninja ", "@count ", "@step ")
+_FIRST_STEP = "@step configure"
 # buildah adds these lines after the output of a failed command.
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
 _ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
@@ -47,7 +48,9 @@ def require_inside(tree: Path, name: str) -> None:
 
 
 def build_error(name: str, error: process.CommandError) -> BuildError:
-    lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
+    # A script that tries again prints its first step again. Only the last try counts.
+    last = max((number for number, line in enumerate(error.tail) if line == _FIRST_STEP), default=0)
+    lines = [line for line in error.tail[last:] if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
     what = f"building {name} failed"
     # If a recipe's script recognizes the cause of a failure, it prints `toolchain: ` and the cause.
     messages = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]

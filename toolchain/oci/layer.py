@@ -266,6 +266,9 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
         ):
             for info in source:
                 _rewrite(source, info, sink)
+            # The process that fills a pipe would fail if nobody read the rest.
+            while archive.read(CHUNK):
+                pass
             sink.write(tar.END)
     except (tarfile.TarError, RecursionError) as error:
         raise SourceError("tar-incomplete", f"{tar_in} is not a complete tar", fix="create it again") from error

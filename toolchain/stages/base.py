@@ -13,7 +13,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,10 @@ _LIST_PACKAGES = (
 )
 
 
-# This is the estimated size, in bytes, of the root file system, its packages and its layer.
+# Estimates in bytes: the root file system, its packages and its layer. A base by a Containerfile also needs the image
+# that it extends, and copies in the engine.
 _DISK = 3_000_000_000
+_DISK_OF_CONTAINERFILE = 5_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ class BaseStage:
             name=self.name,
             image=f"toolchain-base-{recipe.name}",
             inputs=None if lock is None else package_inputs("base", recipe.name, lock, request),
-            disk=_DISK,
+            disk=_DISK_OF_CONTAINERFILE if recipe.kind == "containerfile" else _DISK,
             engine=recipe.kind == "containerfile",
             online=True,
             details=recipe,
@@ -182,14 +184,19 @@ def _write_layer(recipe: BaseRecipe, packages: Path, workspace: Workspace) -> La
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(normalise_tar, pipe, workspace.work() / "layer.tar")
         try:
-            # The tar ends when no process has the pipe open for writing, so this one keeps it open.
+            # mmdebstrap opens and closes the pipe once before it writes. This process keeps the pipe open, because the
+            # reader would take that for the end of the tar.
             with pipe.open("wb"):
-                _mmdebstrap(recipe, pipe, packages, workspace)
-        except BuildError:
-            # A refused tar makes mmdebstrap fail, because nobody reads the rest.
-            if reading.done():
-                reading.result()
-            raise
+                try:
+                    _mmdebstrap(recipe, pipe, packages, workspace)
+                except BuildError:
+                    # A refused tar makes mmdebstrap fail, because nobody reads the rest. Then the reader ends at once.
+                    if wait([reading], timeout=1).done:
+                        reading.result()
+                    raise
+        finally:
+            # An interrupt can come before the pipe is open. This ends the wait of the reader for a writer.
+            os.close(os.open(pipe, os.O_RDWR))
         return reading.result()
 
 
