@@ -14,7 +14,7 @@ set(TOOLCHAIN_LINKED_LLVMSupport
   regstrlcpy.c RISCVISAUtils.cpp Signals.cpp Signposts.cpp SmallPtrSet.cpp SmallVector.cpp SourceMgr.cpp Statistic.cpp
   StringExtras.cpp StringMap.cpp StringRef.cpp StringSaver.cpp Threading.cpp Timer.cpp ToolOutputFile.cpp Twine.cpp
   TypeSize.cpp Unicode.cpp VirtualFileSystem.cpp Watchdog.cpp WithColor.cpp xxhash.cpp YAMLParser.cpp)
-set(TOOLCHAIN_LINKED_LLVMTableGenBasic TableGen.cpp VTEmitter.cpp)
+set(TOOLCHAIN_LINKED_obj.LLVMTableGenBasic TableGen.cpp VTEmitter.cpp)
 
 function(_toolchain_link_only)
   foreach(target IN ITEMS LLVMDemangle LLVMSupport obj.LLVMTableGenBasic)
@@ -22,11 +22,10 @@ function(_toolchain_link_only)
       continue()
     endif()
     get_target_property(sources "${target}" SOURCES)
-    string(REGEX REPLACE "^obj\\." "" library "${target}")
     set(linked "")
     foreach(source IN LISTS sources)
       get_filename_component(name "${source}" NAME)
-      if(name IN_LIST TOOLCHAIN_LINKED_${library})
+      if(name IN_LIST TOOLCHAIN_LINKED_${target})
         list(APPEND linked "${source}")
       endif()
     endforeach()

@@ -5,8 +5,8 @@
 
 # A build id depends on the order of the linker's symbol table, which depends on the sources that are left out.
 add_link_options(-Wl,--build-id=none)
-# CMake has one hook for each project, so this file includes the other one. It comes first, because it removes sources, and
-# pch.cmake gives headers to those that remain.
+# linked-sources.cmake is included first, because it removes sources, and pch.cmake gives precompiled headers to those that
+# remain.
 if(TOOLCHAIN_LINKED_ONLY)
   include("${CMAKE_CURRENT_LIST_DIR}/linked-sources.cmake")
 endif()

@@ -121,7 +121,7 @@ def compatibility() -> str:
         _systems(),
         "## ROCm: where AOTriton's library is loaded\n",
         ("Without `--base`, AOTriton's library is linked for ROCm 6 and 7, or for those that `--rocm` names. With your own"
-        " [base](bases.md) it is linked for the HIP of that image, which was last run on 23 November 2026. The library for"
+        " [base](bases.md) it is linked for the HIP of that image; such a library was last built on 23 November 2026. The library for"
         " a ROCm needs that ROCm's `libamdhip64`, and glibc 2.31 or newer. **tested** means that a program with it"
         " was started there and requested a kernel, of a 0.13b with head sizes cut to 64. There was no GPU, so no AMD code object was"
         " run. Where HIP's real library needs a newer system, the stub took its place.\n"),

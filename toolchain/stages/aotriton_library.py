@@ -253,7 +253,8 @@ def aotriton_source(request: Request) -> Source:
     An error is raised if the library would be linked with the HIP of a named base, because none of them has a HIP. An
     error is also raised if the request names no AOTriton, or a release whose commit is unknown.
     """
-    # Without a glibc floor the library is linked with the HIP of the base, which only the user's own image can have.
+    # A library without a glibc floor is linked with the HIP of its base. A base with a name is refused, because none of
+    # them has a HIP; the user's own image may have one.
     if not request.glibc and request.base.image is None:
         raise UnsupportedError(
             "base-without-hip",

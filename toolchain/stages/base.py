@@ -113,7 +113,6 @@ class BaseStage:
         workspace.step("packages")
         layer = _write_layer(recipe, packages, workspace)
         lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
-        workspace.step("layer")
         resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
         built = workspace.finish(
             resolved,
