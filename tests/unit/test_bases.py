@@ -32,9 +32,10 @@ from toolchain.oci.layout import Layout
 from toolchain.pipeline import run as pipeline
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request
-from toolchain.stages import base as stage
-from toolchain.stages.base import BaseStage, _bootstrap_error, local_image, read_packages
+from toolchain.stages import mmdebstrap as stage
+from toolchain.stages.base import BaseStage, local_image, read_packages
 from toolchain.stages.inputs import common_inputs
+from toolchain.stages.mmdebstrap import _bootstrap_error
 
 NAMES = ["debian13", "debian12", "ubi9", "almalinux8", "manylinux_2_28"]
 BY_IMAGE = ["ubi9", "almalinux8", "manylinux_2_28"]
@@ -215,7 +216,7 @@ class _Work:
 def _layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmdebstrap: Callable[[Path], None]) -> Layer:
     monkeypatch.setattr(stage, "_mmdebstrap", lambda _recipe, pipe, _packages, _workspace: mmdebstrap(pipe))
     workspace = cast("BuildWorkspace", _Work(tmp_path))
-    return stage._write_layer(base_recipe("debian13", "amd64"), tmp_path / "packages", workspace)
+    return stage.write_layer(base_recipe("debian13", "amd64"), tmp_path / "packages", workspace)
 
 
 def _failure() -> BuildError:

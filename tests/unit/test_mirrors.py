@@ -27,7 +27,7 @@ from toolchain.request.model import Request
 from toolchain.sources import mirrors, suites
 from toolchain.sources.mirrors import apt_mirrors
 from toolchain.sources.store import Store
-from toolchain.stages import base
+from toolchain.stages import mmdebstrap
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, *, updated: bool) -> None:
@@ -100,7 +100,9 @@ def test_inline_key_is_passed_to_apt(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     workspace: Any = SimpleNamespace(
         request=request, cache=request.cache, work=lambda: tmp_path / "work", log=None, on_line=None
     )
-    base.run_mmdebstrap(workspace, tmp_path / "tar", suite="sid", variant="v", packages=("p",), what="it", options=())
+    mmdebstrap.run_mmdebstrap(
+        workspace, tmp_path / "tar", suite="sid", variant="v", packages=("p",), what="it", options=()
+    )
     asked = ["-o", f"Dir::Etc::sourceparts={tmp_path}/parts", "-o", "Dir::Etc::sourcelist=/dev/null"]
     asked += ["-o", "APT::Get::IndexTargets::ReleaseInfo=false", "--format", "$(SITE) $(RELEASE)"]
     shown = subprocess.run(["apt-get", "indextargets", *asked], capture_output=True, text=True, check=True)

@@ -43,7 +43,7 @@ from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.tree import Source
-from toolchain.stages import base
+from toolchain.stages import mmdebstrap
 from toolchain.stages.stage import Built, ContractCheck, LayerContent, Planned, Stage, Workspace
 
 SOURCE = Source(
@@ -228,7 +228,7 @@ def test_mmdebstrap_unpacks_in_the_work_folder_of_its_stage(
     monkeypatch.setattr(process, "run", called)
 
     def work(workspace: Workspace) -> None:
-        base.run_mmdebstrap(
+        mmdebstrap.run_mmdebstrap(
             workspace, tmp_path / "tar", suite="s", variant="v", packages=("p",), what="a base", options=()
         )
         assert Path(folders[-1]).parent == workspace.work()

@@ -7,22 +7,15 @@ image, or the user's local image is copied.
 from __future__ import annotations
 
 import json
-import os
-import re
-import shlex
-import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.bases import DATA, BaseRecipe, base_recipe
-from toolchain.core import console, process, strict_json
+from toolchain.core import console, strict_json
 from toolchain.core.deb822 import stanzas
-from toolchain.core.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
-from toolchain.core.environment import network_environment
+from toolchain.core.digest import sha256_bytes, sha256_json, write_atomically
 from toolchain.core.errors import (
     BuildError,
     DigestError,
@@ -31,26 +24,17 @@ from toolchain.core.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from toolchain.core.filesystem import emptied, read_built
-from toolchain.core.process import CommandError
+from toolchain.core.filesystem import read_built
 from toolchain.core.recipe import Recipe
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import platform_of
-from toolchain.oci.layer import Layer, normalise_tar
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.reference import Target, parse
 from toolchain.request.model import Request
 from toolchain.stages.inputs import common_inputs
+from toolchain.stages.mmdebstrap import write_layer
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
-
-# This command prints the name, version, architecture and SHA-256 of each package that is installed in the new root.
-_LIST_PACKAGES = (
-    "dpkg-query -W -f '${Package}:${Architecture}=${Version}\\n' | sed 's/:all=/=/'"
-    " | xargs apt-cache show --no-all-versions 2>/dev/null"
-    " | grep -E '^(Package|Version|Architecture|SHA256):|^$'"
-)
-
 
 # Estimates in bytes: the root file system, its packages and its layer. A base by a Containerfile also needs the image
 # that it extends, and copies in the engine.
@@ -111,7 +95,7 @@ class BaseStage:
         work = workspace.work()
         packages = work / "packages"
         workspace.step("packages")
-        layer = _write_layer(recipe, packages, workspace)
+        layer = write_layer(recipe, packages, workspace)
         lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
         resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
         built = workspace.finish(
@@ -173,142 +157,6 @@ def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Requ
         lock: the resolved packages; see `read_packages`.
     """
     return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
-
-
-def _write_layer(recipe: BaseRecipe, packages: Path, workspace: Workspace) -> Layer:
-    """Write the layer while mmdebstrap writes the tar, so that the tar needs no disk."""
-    pipe = workspace.work() / "rootfs.tar"
-    pipe.unlink(missing_ok=True)
-    os.mkfifo(pipe)
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(normalise_tar, pipe, workspace.work() / "layer.tar")
-        try:
-            # mmdebstrap opens and closes the pipe once before it writes. This process keeps the pipe open, because the
-            # reader would take that for the end of the tar.
-            with pipe.open("wb"):
-                try:
-                    _mmdebstrap(recipe, pipe, packages, workspace)
-                except BuildError:
-                    # A refused tar makes mmdebstrap fail, because nobody reads the rest. Then the reader ends at once.
-                    if wait([reading], timeout=1).done:
-                        reading.result()
-                    raise
-        finally:
-            # An interrupt can come before the pipe is open. This ends the wait of the reader for a writer.
-            os.close(os.open(pipe, os.O_RDWR))
-        return reading.result()
-
-
-def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Workspace) -> None:
-    hooks = [f'chroot "$1" sh -c {shlex.quote(_LIST_PACKAGES)} > {shlex.quote(str(packages))}']
-    # The image must not contain these files, because they name the build machine or its mirror.
-    of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
-    hooks.append(
-        "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
-    )
-    hooks.append(': > "$1"/etc/machine-id')
-    run_mmdebstrap(
-        workspace,
-        tar,
-        suite=recipe.suite,
-        variant=recipe.variant,
-        packages=recipe.packages,
-        what=f"base {recipe.name}",
-        options=[f"--customize-hook={hook}" for hook in hooks],
-    )
-
-
-def run_mmdebstrap(
-    workspace: Workspace,
-    tar: Path,
-    *,
-    suite: str,
-    variant: str,
-    packages: Sequence[str],
-    what: str,
-    options: Sequence[str],
-) -> None:
-    """Make a tar archive of a root file system, from the first mirror of the distribution in apt's configuration.
-
-    UnreachableError is raised if --offline is given or a host is unreachable, SourceError if no mirror is found,
-    EngineError if mmdebstrap is not installed, and BuildError if mmdebstrap fails for any other reason.
-
-    Args:
-        what: a description of the root file system, for messages.
-    """
-    from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - plans need no mirrors
-
-    if workspace.request.offline:
-        raise UnreachableError(
-            "offline-missing",
-            f"{what} is not in the cache, and --offline forbids the download of its packages",
-            fix="run the command once without --offline, or import a bundle",
-        )
-    main = next((mirror for mirror in apt_mirrors() if not mirror.security), None)
-    if main is None:
-        raise SourceError(
-            "mirrors-unknown",
-            "apt has no package mirror configured",
-            fix="add one to /etc/apt/sources.list, and run apt-get update",
-        )
-    process.which("mmdebstrap")
-    # apt fails if the path of the root contains quotes, so a temporary folder is used if the path contains unusual
-    # characters.
-    plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
-    place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
-    # A killed run may have left a root file system in this folder.
-    emptied(place)
-    # The mirror's address is passed in a file, because it may contain a password and the log shows commands.
-    mirror = place / "mirror.sources"
-    mirror.touch(mode=0o600)
-    mirror.write_text(replace(main, suite=suite, components=("main",)).stanza("deb", login=True), encoding="utf-8")
-    # fmt: off
-    argv = [
-        "mmdebstrap", "--mode=auto", f"--variant={variant}", f"--include={','.join(packages)}", *options,
-        "--format=tar", suite, str(tar), str(mirror),
-    ]
-    # fmt: on
-    try:
-        process.run(
-            process.contained(argv, network=True),
-            env={
-                **network_environment(),
-                # The root file system is deleted once it is packed, so dpkg need not flush each file to disk.
-                "DPKG_FORCE": "unsafe-io",
-                "SOURCE_DATE_EPOCH": str(EPOCH),
-                "TMPDIR": str(place),
-            },
-            log=workspace.log,
-            on_line=workspace.on_line,
-        )
-    except CommandError as error:
-        raise _bootstrap_error(what, error) from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _bootstrap_error(what: str, error: CommandError) -> BuildError | UnreachableError:
-    output = "\n".join(error.tail)
-    if match := re.search(r"(?:Temporary failure|Could not) resolv(?:ing|e) '?([^'\s]+)'?", output):
-        return UnreachableError(
-            "mirror-unreachable",
-            f"{what} could not be made, because the host {match[1].strip(chr(39))} could not be resolved",
-            why="the packages of a base come from the distribution's mirror",
-            fix="check the network, the name server, or the proxy in http_proxy",
-        )
-    if match := re.search(r"(?:Could not|Unable to) connect to '?([^'\s]+)", output):
-        return UnreachableError(
-            "mirror-unreachable",
-            f"{what} could not be made, because {match[1].rstrip(':')} does not answer",
-            why="the packages of a base come from the distribution's mirror",
-            fix="check the network, or the proxy in http_proxy; then run the command again",
-        )
-    return BuildError(
-        "base-not-made",
-        f"mmdebstrap could not make {what}",
-        why=error.why,
-        fix="check that the mirror has this suite, then run the command again",
-    )
 
 
 def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:

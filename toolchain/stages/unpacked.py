@@ -29,7 +29,8 @@ from toolchain.core.digest import sha256_json
 from toolchain.core.errors import PinError, UnsupportedError
 from toolchain.core.filesystem import emptied
 from toolchain.request.model import Request
-from toolchain.stages.base import package_inputs, parse_packages, read_packages, run_mmdebstrap, write_packages
+from toolchain.stages.base import package_inputs, parse_packages, read_packages, write_packages
+from toolchain.stages.mmdebstrap import run_mmdebstrap
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
 # This command lists the archives before mmdebstrap removes them. Its variant `extract` does not register packages in
