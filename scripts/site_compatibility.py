@@ -388,7 +388,7 @@ def what_it_takes() -> str:
         f" [took 4 h 13 min]({measured('A whole gfx942')}) on two cores, with other load.\n"),
         "## What is brought in\n",
         table(["what", "size"], [
-            ["base packages of debian13", "198 MB packed, 0.9 GB on disk"],
+            ["base packages of debian13", "198 MB packed, 0.8 GB on disk"],
             ["the portable floor (sysroot)", "123 MB on disk"],
             ["LLVM 22.1.8 of the distribution, `distro:llvm-toolchain-22`", "197 MB"],
             ["LLVM by git, one commit at depth 1", "hundreds of MB, not measured"],

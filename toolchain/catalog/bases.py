@@ -34,6 +34,7 @@ class BaseRecipe:
     suite: str = ""
     variant: str = ""
     packages: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     sysroot: tuple[str, ...] = ()
     containerfile: str = ""
     image: str
@@ -54,6 +55,7 @@ class BaseRecipe:
                 "suite": self.suite,
                 "variant": self.variant,
                 "packages": list(self.packages),
+                "exclude": list(self.exclude),
             }
         folder = PurePosixPath(self.containerfile).parent.as_posix()
         return {"kind": self.kind, "arch": self.arch, "image": self.image, "files": digests(folder, _INSTALLER)}
