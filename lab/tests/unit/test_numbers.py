@@ -297,19 +297,19 @@ def test_table_without_kernels_has_only_its_head() -> None:
 
 
 def test_recorded_check_is_enough_for_at_most_as_many_kernels() -> None:
-    numbers = {"checked": 3, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
+    numbers = {"checked": 2, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
     assert [enough(numbers, count) for count in (3, 4, 0)] == [True, False, False]
-    assert enough({**numbers, "checked": 6}, 0)
+    assert enough({**numbers, "right": 5}, 0)
     assert not enough(None, 1)
-    assert describe(numbers) == "3 of 6 kernels checked by emulation: 2 right, 1 skipped"
+    assert describe(numbers) == "2 of 6 kernels checked by emulation: 2 right, 1 skipped"
 
 
 def test_image_with_a_statement_of_a_wrong_kernel_is_refused() -> None:
-    row = {"checked": 3, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
+    row = {"checked": 2, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
     about = subjects("image", ["sha256:ab"])
     needed = {"sha256:ab"}
-    few, more = statement(about, row), statement(about, {**row, "checked": 6, "right": 5})
-    assert result([few, more], needed) == "6 of 6 kernels checked by emulation: 5 right, 1 skipped"
+    few, more = statement(about, row), statement(about, {**row, "checked": 5, "right": 5})
+    assert result([few, more], needed) == "5 of 6 kernels checked by emulation: 5 right, 1 skipped"
     assert result([few], {"sha256:cd"}) == ""
     with refused("numbers-wrong"):
         result([more, statement(about, {**row, "wrong": 1})], needed)

@@ -133,6 +133,8 @@ def _tell(row: Checked, done: int, total: int) -> None:
 
 
 def screen(report: Report) -> Iterator[str]:
+    from toolchain.core.check_result import describe  # noqa: PLC0415 - `--help` does not need it
+
     rows = report.groups()
     width = max([32, *(len(row["kernel"]) + 1 for row in rows)])
     head = f"{'GPU':<9}{'kernel':<{width}}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
@@ -144,10 +146,8 @@ def screen(report: Report) -> Iterator[str]:
             f"{row['gpu']:<9}{row['kernel']:<{width}}{row['right']:>6}{row['wrong']:>6}{row['skipped']:>8}{row['refused']:>8}"
             f"{share:>13} {row['seconds']:>8.1f}"
         )
-    parts = ", ".join(f"{count} {status}" for status, count in report.counts().items())
     instructions = sum(row.instructions for row in report.rows)
-    total = f"{len(report.rows)} of {report.available} kernels checked by emulation"
-    yield f"{total}: {parts}; {instructions:,} instructions"
+    yield f"{describe({**report.counts(), 'available': report.available})}; {instructions:,} instructions"
     labels = ", ".join(f"{count} {label}" for label, count in report.exactness().items())
     yield f"emulated, not run on a GPU: {labels}"
     yield "largest error: percent of the tolerance; `none`: NaN, infinity or no result"

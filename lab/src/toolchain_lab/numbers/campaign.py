@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolchain.core import process
-from toolchain.core.check_result import STATUSES, Object
+from toolchain.core.check_result import RIGHT, STATUSES, WRONG, Object
 from toolchain.core.environment import python_children
 from toolchain.core.errors import ResourceError
 from toolchain_lab.emulator.disassembly import Disassembler
@@ -88,13 +88,14 @@ class Report:
         return {**self._head(), "groups": self.groups(), "kernels": [row.as_json() for row in self.rows]}
 
     def _head(self) -> dict[str, Any]:
+        counts = self.counts()
         return {
             "method": "emulation",
             "rule": RULE,
             "decoder": self.decoder,
             "available": self.available,
-            "checked": len(self.rows),
-            **self.counts(),
+            "checked": counts[RIGHT] + counts[WRONG],
+            **counts,
             "exactness": self.exactness(),
         }
 
