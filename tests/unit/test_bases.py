@@ -120,28 +120,36 @@ def test_base_keeps_no_configuration_of_host(tmp_path: Path, monkeypatch: pytest
     for name in ("apt/sources.list", "apt/sources.list.d/x.sources", "hostname", "resolv.conf", "machine-id"):
         (top / "etc" / name).parent.mkdir(parents=True, exist_ok=True)
         (top / "etc" / name).write_text("http://user:secret@mirror.invalid")
-    (top / "usr/share").mkdir(parents=True)
-    for hook in given["options"][2:]:  # The first two exclude files, and list packages in a chroot.
-        subprocess.run(["sh", "-c", hook.removeprefix("--customize-hook="), "sh", top], check=True)
+    (top / "usr").mkdir()
+    for option in given["options"][1:]:  # The first hook lists packages in a chroot.
+        subprocess.run(["sh", "-c", option.partition("=")[2], "sh", top], check=True)
+    (top / "etc/dpkg/dpkg.cfg.d/exclude").unlink()
     assert [path for path in top.rglob("*") if path.is_file() and path.read_text()] == []
 
 
-def test_base_excludes_files_of_packages_but_no_copyright(tmp_path: Path) -> None:
-    setup, remove = stage._exclusion(base_recipe("debian13").exclude)
-    top = tmp_path / "a root"
+@pytest.mark.parametrize("name", ["debian12", "debian13"])
+def test_base_excludes_files_of_packages_but_no_copyright(tmp_path: Path, name: str) -> None:
+    exclude = base_recipe(name).exclude
+    assert all(pattern.startswith("/usr/") for pattern in exclude)
+    setup, remove = stage._exclusion(exclude)
+    share = tmp_path / "a root [1]" / "usr/share"
     kept = ["doc/git/copyright", "python/man.py", "cmake-3.31/Modules/a"]
     gone = ["doc/git/changelog.gz", "doc/git/a/b", "man/man1/git.1", "locale/de/a.mo", "cmake-3.31/Help/a/b"]
-    for name in (*kept, *gone):
-        (top / "usr/share" / name).parent.mkdir(parents=True, exist_ok=True)
-        (top / "usr/share" / name).write_text("")
-    for command in (setup, remove):
-        subprocess.run(["sh", "-c", command, "sh", top], check=True)
-    left = [str(path.relative_to(top / "usr/share")) for path in (top / "usr").rglob("*") if path.is_file()]
+    for path in (*kept, *gone):
+        (share / path).parent.mkdir(parents=True, exist_ok=True)
+        (share / path).write_text("")
+    (share / "doc/git-man").symlink_to("git")
+    (share / "doc/git/link").symlink_to("copyright")
+    for option, when in ((setup, "--setup-hook="), (remove, "--customize-hook=")):
+        subprocess.run(["sh", "-c", option.removeprefix(when), "sh", share.parents[1]], check=True)
+    left = [str(path.relative_to(share)) for path in share.rglob("*") if not path.is_dir()]
     assert sorted(left) == sorted(kept)
+    assert (share / "doc/git-man/copyright").is_file()
     # dpkg reads one rule from each line, and the last one that matches a file decides.
-    rules = (top / "etc/dpkg/dpkg.cfg.d/exclude").read_text().splitlines()
+    rules = (share.parents[1] / "etc/dpkg/dpkg.cfg.d/exclude").read_text().splitlines()
     assert "path-exclude=/usr/share/man/*" in rules
     assert rules[-1] == "path-include=/usr/share/doc/*/copyright"
+    assert stage._exclusion(()) == []
 
 
 @pytest.mark.parametrize("name", BY_IMAGE)

@@ -30,11 +30,16 @@ class Object:
 
 
 def describe(numbers: Mapping[str, Any]) -> str:
-    """Return a line of text that summarizes the result of a check. Kernels without a result are not checked."""
+    """Return a line of text that summarizes the result of a check."""
     counts = {name: int(numbers[name]) for name in STATUSES}
     parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    checked = counts[RIGHT] + counts[WRONG]
-    return f"{checked} of {int(numbers['available'])} kernels checked by emulation: {parts}"
+    total = f"{checked_count(numbers)} of {int(numbers['available'])} kernels checked by emulation"
+    return f"{total}: {parts}" if parts else total
+
+
+def checked_count(numbers: Mapping[str, Any]) -> int:
+    """Return the number of kernels whose result is right or wrong, without those that were skipped or refused."""
+    return int(numbers[RIGHT]) + int(numbers[WRONG])
 
 
 def enough(numbers: Mapping[str, Any] | None, count: int) -> bool:
@@ -55,7 +60,7 @@ def require_right(numbers: Mapping[str, Any]) -> None:
     if wrong := [row for row in numbers["kernels"] if row["status"] == WRONG]:
         why = listed([(str(row["name"]), str(row["reason"])) for row in wrong])
         raise NumbersError(
-            "wrong-numbers", f"{len(wrong)} of {numbers['checked']} kernels compute wrong numbers", why=why
+            "wrong-numbers", f"{len(wrong)} of {checked_count(numbers)} checked kernels compute wrong numbers", why=why
         )
 
 

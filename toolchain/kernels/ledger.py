@@ -260,7 +260,7 @@ class Standing:
         count, total: how many kernels of the latest request are finished, and how many it contains; 0 if unknown.
         counted: the numbers that `counts` returns for the entries.
         entries: the entries sorted by id; empty if only their counts were read.
-        numbers: how many of the checked kernels are `right`, `wrong`, `skipped` and `refused`.
+        numbers: how many kernels are `right`, `wrong`, `skipped` and `refused`.
     """
 
     count: int = 0

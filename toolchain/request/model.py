@@ -79,7 +79,7 @@ class Request:
         mirrors: pairs of a URL prefix and its replacement.
         shard: the number of the part of the kernels to compile, and the number of parts; None for all kernels.
         lock: the lock of `--locked` or `--lock-file`; inputs that it does not contain are refused.
-        check: the number of kernels whose results are checked: 0 for all, None for none.
+        check: the number of kernels whose results a check tries: 0 for all, None for none.
         shards: the kernel stores to take all kernels from, without compiling any; empty for a normal build.
         variation: changed build conditions that the built bytes must not depend on (`reproduce --vary`).
         looked_up: the sources that the current plan has already looked up; None if they are not remembered.

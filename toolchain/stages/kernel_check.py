@@ -50,9 +50,9 @@ class KernelCheck(Protocol):
 
         Args:
             folder: the folder above all objects.
-            count: the maximum number of kernels to check; 0 for all.
+            count: the maximum number of kernels to try; 0 for all.
             progress: called with the number of results so far, the total number of kernels, and a label.
-            note: called with the name of each checked kernel and its result.
+            note: called with the name of each tried kernel and its result.
         """
 
     def check_files(

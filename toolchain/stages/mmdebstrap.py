@@ -65,8 +65,6 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Worksp
         "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
     )
     hooks.append(': > "$1"/etc/machine-id')
-    setup, excluded = _exclusion(recipe.exclude)
-    hooks.append(excluded)
     run_mmdebstrap(
         workspace,
         tar,
@@ -74,23 +72,25 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Worksp
         variant=recipe.variant,
         packages=recipe.packages,
         what=f"base {recipe.name}",
-        options=[f"--setup-hook={setup}", *(f"--customize-hook={hook}" for hook in hooks)],
+        options=[*(f"--customize-hook={hook}" for hook in hooks), *_exclusion(recipe.exclude)],
     )
 
 
-def _exclusion(patterns: Sequence[str]) -> tuple[str, str]:
-    """Return a command that makes dpkg exclude files, and a command that removes those that mmdebstrap has unpacked.
+def _exclusion(patterns: Sequence[str]) -> list[str]:
+    """Return the options that exclude files of packages.
 
-    mmdebstrap unpacks the essential packages without dpkg.
+    One hook makes dpkg exclude files. Another hook removes the excluded files of the essential packages, because
+    mmdebstrap unpacks them without dpkg.
     """
+    if not patterns:
+        return []
     rules = "".join(f"path-exclude={pattern}\n" for pattern in patterns) + "path-include=/usr/share/doc/*/copyright\n"
     folder = '"$1"/etc/dpkg/dpkg.cfg.d'
-    named = " -o ".join(f'-path "$1"{shlex.quote(pattern)}' for pattern in patterns) or "-false"
-    kept = "\"$1\"'/usr/share/doc/*/copyright'"
-    return (
-        f"mkdir -p {folder} && printf %s {shlex.quote(rules)} > {folder}/exclude",
-        f'find "$1"/usr/share ! -type d \\( {named} \\) ! -path {kept} -delete',
-    )
+    named = " -o ".join(f"-path {shlex.quote(pattern.lstrip('/'))}" for pattern in patterns)
+    return [
+        f"--setup-hook=mkdir -p {folder} && printf %s {shlex.quote(rules)} > {folder}/exclude",
+        f"--customize-hook=cd \"$1\" && find usr ! -type d \\( {named} \\) ! -path 'usr/share/doc/*/copyright' -delete",
+    ]
 
 
 def run_mmdebstrap(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toolchain import __version__
-from toolchain.core.check_result import describe
+from toolchain.core.check_result import checked_count, describe
 from toolchain.core.errors import UntrustedError
 from toolchain.trust import attest
 from toolchain.trust.statements import subjects_of
@@ -46,7 +46,7 @@ def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
             raise UntrustedError(
                 "numbers-wrong", "numbers: its publisher states that some of its kernels compute wrong results"
             )
-        best = max(rows, key=lambda row: int(row["checked"]), default=None)
+        best = max(rows, key=checked_count, default=None)
         return "" if best is None else describe(best)
     except (KeyError, TypeError, ValueError) as error:
         raise UntrustedError(

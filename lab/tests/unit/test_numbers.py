@@ -301,6 +301,7 @@ def test_recorded_check_is_enough_for_at_most_as_many_kernels() -> None:
     assert [enough(numbers, count) for count in (3, 4, 0)] == [True, False, False]
     assert enough({**numbers, "right": 5}, 0)
     assert not enough(None, 1)
+    assert describe(dict.fromkeys(numbers, 0)) == "0 of 0 kernels checked by emulation"
     assert describe(numbers) == "2 of 6 kernels checked by emulation: 2 right, 1 skipped"
 
 

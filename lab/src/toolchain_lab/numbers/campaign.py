@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolchain.core import process
-from toolchain.core.check_result import RIGHT, STATUSES, WRONG, Object
+from toolchain.core.check_result import STATUSES, Object, checked_count
 from toolchain.core.environment import python_children
 from toolchain.core.errors import ResourceError
 from toolchain_lab.emulator.disassembly import Disassembler
@@ -94,7 +94,7 @@ class Report:
             "rule": RULE,
             "decoder": self.decoder,
             "available": self.available,
-            "checked": counts[RIGHT] + counts[WRONG],
+            "checked": checked_count(counts),
             **counts,
             "exactness": self.exactness(),
         }

@@ -1,6 +1,6 @@
 """Write and read the file of `kernels check --results`, from which a stopped check can continue.
 
-The file contains one line of JSON for each checked kernel.
+The file contains one line of JSON for each kernel with a result.
 """
 
 from __future__ import annotations
