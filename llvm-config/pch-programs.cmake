@@ -1,6 +1,6 @@
 # Use pch.cmake for a build of MLIR's table generator alone.
 #
-# The generator gets a PCH that also has its own headers, with their templates instantiated. On 24 of its objects this saves
+# The generator gets a PCH that also has its own headers. On 24 of its objects this saves
 # three tenths of the CPU time. LLVMSupport keeps the PCH that it has in a whole LLVM, so ccache finds its objects in both.
 
 # A build id depends on the order of the linker's symbol table, which depends on the sources that are left out.
@@ -10,7 +10,7 @@ add_link_options(-Wl,--build-id=none)
 if(TOOLCHAIN_LINKED_ONLY)
   include("${CMAKE_CURRENT_LIST_DIR}/linked-sources.cmake")
 endif()
-include("${CMAKE_CURRENT_LIST_DIR}/pch-instantiated.cmake")
+include("${CMAKE_CURRENT_LIST_DIR}/pch.cmake")
 if(NOT COMMAND _tpch_apply)
   return()
 endif()

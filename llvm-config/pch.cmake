@@ -23,8 +23,10 @@ include("${CMAKE_CURRENT_LIST_DIR}/edits.cmake")
 if(NOT TOOLCHAIN_PCH OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_VERSION VERSION_LESS 3.20)
   return()
 endif()
-# With ON, clang instantiates templates in the PCH, which changes the order of the functions in an object.
-set(CMAKE_PCH_INSTANTIATE_TEMPLATES OFF)
+# Instantiate templates once in each PCH instead of in each source that uses it. This saves a quarter of LLVM's CPU time.
+# An object has the same functions as before, but one object in eight has them in another order. So the archives differ from
+# those of a build without PCH; they are the same in every build.
+set(CMAKE_PCH_INSTANTIATE_TEMPLATES ON)
 # LLVM switches its own precompiled headers off when it knows the compiler launcher.
 set(CMAKE_DISABLE_PRECOMPILE_HEADERS OFF)
 

@@ -23,13 +23,11 @@ if [ "$found" != "$GLIBC." ]; then
   echo "toolchain: /sysroot holds glibc ${found%.}, and the layer would be called one for $GLIBC" >&2
   exit 43
 fi
-# The options in CMAKE_EXTRA come last, so they override these.
-CMAKE_EXTRA="-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/pch-instantiated.cmake ${CMAKE_EXTRA:-}"
 # For another machine the other script takes /sysroot by itself, and its native table generators are this system's.
 if [ "${ARCH:-amd64}" = "$machine" ]; then
-  CMAKE_EXTRA="-DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake $CMAKE_EXTRA"
+  # The options in CMAKE_EXTRA come last, so they override this one.
+  export CMAKE_EXTRA="-DCMAKE_TOOLCHAIN_FILE=/recipe/llvm-config/portable.cmake ${CMAKE_EXTRA:-}"
 fi
-export CMAKE_EXTRA
 sh /recipe/containerfiles/llvm/build.sh
 
 # A part of LLVM may have no CMake package.

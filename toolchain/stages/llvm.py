@@ -52,7 +52,7 @@ _RECIPE = (
 COMPONENTS = "llvm-config/components.toml"
 _EDIT = re.compile(r'^ *"([^|"]+)\|[^|"]+\|([^|"]+)\|([^|"]+)"$', re.MULTILINE)
 _CROSS_RECIPE = ("llvm-config/cross.cmake",)
-PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/pch-instantiated.cmake", "llvm-config/portable.cmake")
+PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/portable.cmake")
 # These are the relative durations of the steps of a first build.
 _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
 # Configuring a cross build takes longer, because it also builds the source generators for this machine.

@@ -88,8 +88,7 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
             name=only, label="mlir-tblgen only", stem="llvm-triton-mlir-tblgen", projects=needs.projects,
             components=needs.components, target="mlir-tblgen", native=("llvm-min-tblgen",), disk=4_000_000_000,
             recipe=(
-                "containerfiles/llvm-programs", "llvm-config/linked-sources.cmake",
-                "llvm-config/pch-instantiated.cmake", "llvm-config/pch-programs.cmake",
+                "containerfiles/llvm-programs", "llvm-config/linked-sources.cmake", "llvm-config/pch-programs.cmake",
             ),
         )  # fmt: skip
     if only == SUPPORT:
