@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Quickstart, toolchain
+from tests.integration.test_linked_sources import COMPILED_ALL
 from toolchain.catalog.bases import base_recipe
 from toolchain.core.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
@@ -87,6 +88,17 @@ def test_the_llvm_layer_is_one_prefix_with_licences(quickstart: Quickstart) -> N
     assert "usr/lib64/llvm-triton-22.1.8/share/licenses/llvm/LICENSE.TXT" in files
     assert "usr/lib64/llvm-triton-22.1.8/bin/mlir-tblgen" in files
     assert {(m.uid, m.gid, m.mtime) for m in members.values()} == {(0, 0, 1767225600)}
+
+
+def test_llvm_is_compiled_from_the_linked_sources_alone(quickstart: Quickstart) -> None:
+    """build.sh compiles all sources if linked-sources.cmake lacks one, so only the log shows that the list is whole."""
+    (*_, stage) = toolchain("plan", "llvm", *quickstart.options, "--json").json["stages"]
+    digest = stage["input_digest"].removeprefix("sha256:")[:12]
+    logs = [path.read_text(encoding="utf-8") for path in (default_cache() / "logs").glob(f"llvm-{digest}-*.log")]
+    if not logs:
+        pytest.skip("NO LOG OF LLVM: the layer is in the cache, but the log of its build was deleted")
+    assert any("Linking CXX executable bin/mlir-tblgen" in log for log in logs)
+    assert [log for log in logs if COMPILED_ALL in log] == []
 
 
 def test_unchanged_build_starts_no_engine(quickstart: Quickstart, tmp_path: Path) -> None:
