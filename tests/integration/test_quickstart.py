@@ -94,7 +94,7 @@ def test_llvm_is_compiled_from_the_linked_sources_alone(quickstart: Quickstart) 
     """build.sh compiles all sources if linked-sources.cmake lacks one, so only the log shows that the list is whole."""
     (*_, stage) = toolchain("plan", "llvm", *quickstart.options, "--json").json["stages"]
     digest = stage["input_digest"].removeprefix("sha256:")[:12]
-    logs = [path.read_text(encoding="utf-8") for path in (default_cache() / "logs").glob(f"llvm-{digest}-*.log")]
+    logs = [path.read_text(encoding="utf-8") for path in Cache(default_cache()).logs.glob(f"llvm-{digest}-*.log")]
     if not logs:
         pytest.skip("NO LOG OF LLVM: the layer is in the cache, but the log of its build was deleted")
     assert any("Linking CXX executable bin/mlir-tblgen" in log for log in logs)
