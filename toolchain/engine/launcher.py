@@ -51,6 +51,8 @@ SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _SCRATCH = {"/tmp": "mode=1777", "/run": "mode=755", "/var": "mode=755", "/dev/shm": "mode=1777,size=64m"}
 # This folder is hidden, because the machine's settings for containers must not apply to builds.
 _SETTINGS = "/usr/share/containers"
+# ninja reads the number of processors here, and glibc reads whether it may ask the kernel for large pages.
+_OF_SYS = ("/sys/devices/system/cpu", "/sys/kernel/mm/transparent_hugepage")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 
@@ -224,9 +226,9 @@ def _build_root(spec: Spec) -> None:
     # The kernel lets a user namespace mount /proc only while the machine's /proc is visible, so /proc is mounted before
     # the machine's root is unmounted.
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-    processors = "/sys/devices/system/cpu"
-    if os.path.isdir(_OLD + processors):
-        _bind(processors, processors, writable=False)
+    for path in _OF_SYS:
+        if os.path.isdir(_OLD + path):
+            _bind(path, path, writable=False)
     _check(_LIBC.umount2(os.fsencode(_OLD), _MNT_DETACH), "the machine's root cannot be unmounted")
     os.rmdir(_OLD)
     _mount(None, "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _kept("/"))
