@@ -17,7 +17,7 @@ from toolchain.engine.progress import Progress
 # These are Ninja's lines of a build of LLVM 19.1.7 that took 2 h 05 min, without the names of files. The machine was
 # idle for the first seven minutes and loaded from then on, so the estimates of the first tenth cannot be right.
 RECORDED = Path(__file__).resolve().parents[1] / "recorded" / "ninja-llvm-19.log.gz"
-OBJECT = "Building CXX object lib/IR/CMakeFiles/LLVMCore.dir/a.cpp.o"  # its cost is 4.5
+OBJECT = "Building CXX object lib/IR/CMakeFiles/LLVMCore.dir/a.cpp.o"  # its cost is 2.1
 
 
 def run(pace: Pace, begun: float, steps: range, total: int, each: float, label: str = OBJECT) -> float:
@@ -59,7 +59,7 @@ def test_estimates_of_a_recorded_build_are_within_a_factor_of_1_5(before: int) -
 
 
 def test_first_half_minute_has_no_estimate() -> None:
-    pace = Pace(4.5)
+    pace = Pace(2.1)
     assert pace.left(0.0) is None
     now = run(pace, 0.0, range(1, 10), 400, 2.0)
     assert pace.left(now) is None
@@ -68,6 +68,6 @@ def test_first_half_minute_has_no_estimate() -> None:
 
 
 def test_a_step_that_hangs_makes_the_estimate_grow() -> None:
-    pace = Pace(4.5)
+    pace = Pace(2.1)
     now = run(pace, 0.0, range(1, 41), 400, 2.0)
     assert left(pace, now + 300) > 2 * left(pace, now)
