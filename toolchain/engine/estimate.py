@@ -20,7 +20,7 @@ _KINDS = tuple(
         (r"Building CXX object tools/(clang|lld)/", 4.1),
         (r"Building CXX object lib/(Target|Transforms)/", 3.5),
         (r"Building CXX object ", 2.1),
-        (r"(Building (C|ASM) object|Linking) ", 0.1),
+        (r"(Building (C|ASM) object|Linking)\b", 0.1),
         (r"", 0.5),  # generated files
     )
 )
