@@ -51,8 +51,27 @@ set(TOOLCHAIN_PCH_HEADERS_mlir
   <mlir/Interfaces/InferTypeOpInterface.h> <mlir/Interfaces/SideEffectInterfaces.h> <mlir/Pass/Pass.h>
   <mlir/Pass/PassManager.h> <mlir/Support/LLVM.h> <mlir/Transforms/DialectConversion.h>)
 
+set(TOOLCHAIN_PCH_HEADERS_dialects
+  ${TOOLCHAIN_PCH_HEADERS_mlir}
+  <mlir/Conversion/LLVMCommon/Pattern.h> <mlir/Dialect/Affine/IR/AffineOps.h> <mlir/Dialect/Arith/IR/Arith.h>
+  <mlir/Dialect/Bufferization/IR/BufferizableOpInterface.h> <mlir/Dialect/Bufferization/IR/Bufferization.h>
+  <mlir/Dialect/Func/IR/FuncOps.h> <mlir/Dialect/GPU/IR/GPUDialect.h> <mlir/Dialect/LLVMIR/LLVMDialect.h>
+  <mlir/Dialect/Linalg/IR/Linalg.h> <mlir/Dialect/MemRef/IR/MemRef.h> <mlir/Dialect/SCF/IR/SCF.h>
+  <mlir/Dialect/Tensor/IR/Tensor.h> <mlir/Dialect/Vector/IR/VectorOps.h> <mlir/IR/Dominance.h>
+  <mlir/Interfaces/ValueBoundsOpInterface.h> <mlir/Transforms/GreedyPatternRewriteDriver.h>)
+
+set(TOOLCHAIN_PCH_HEADERS_devices
+  ${TOOLCHAIN_PCH_HEADERS_dialects}
+  <mlir/Dialect/AMDGPU/IR/AMDGPUDialect.h> <mlir/Dialect/Complex/IR/Complex.h> <mlir/Dialect/LLVMIR/NVVMDialect.h>
+  <mlir/Dialect/LLVMIR/ROCDLDialect.h> <mlir/Dialect/Math/IR/Math.h> <mlir/Dialect/NVGPU/IR/NVGPUDialect.h>
+  <mlir/Dialect/OpenACC/OpenACC.h> <mlir/Dialect/OpenMP/OpenMPDialect.h> <mlir/Dialect/SPIRV/IR/SPIRVDialect.h>
+  <mlir/Dialect/SPIRV/IR/SPIRVOps.h> <mlir/Dialect/Tosa/IR/TosaOps.h>)
+
 set(TOOLCHAIN_PCH_DEPENDS_support "")
 set(TOOLCHAIN_PCH_DEPENDS_ir intrinsics_gen vt_gen target_parser_gen analysis_gen RISCVTargetParserTableGen
   ARMTargetParserTableGen AArch64TargetParserTableGen PPCTargetParserTableGen)
 set(TOOLCHAIN_PCH_DEPENDS_codegen ${TOOLCHAIN_PCH_DEPENDS_ir})
 set(TOOLCHAIN_PCH_DEPENDS_mlir mlir-generic-headers)
+# `mlir-headers` is every generated header of MLIR.
+set(TOOLCHAIN_PCH_DEPENDS_dialects ${TOOLCHAIN_PCH_DEPENDS_ir} mlir-headers omp_gen acc_gen)
+set(TOOLCHAIN_PCH_DEPENDS_devices ${TOOLCHAIN_PCH_DEPENDS_dialects})

@@ -7,6 +7,8 @@
 #   ir        LLVM IR and analyses; needs the intrinsics
 #   codegen   ir and the code generator's headers
 #   mlir      MLIR's IR, interfaces and rewriting
+#   dialects  mlir, and the dialects that most of MLIR's dialects, conversions and translations include
+#   devices   dialects, and the large dialects of GPUs and accelerators
 #
 # The tiers exist because a library that a table generator links must not use a PCH with a generated header: the graph
 # would have a cycle. Such libraries use `support`.
@@ -24,15 +26,15 @@ if(NOT TOOLCHAIN_PCH OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang" OR CMAKE_VERS
   return()
 endif()
 # Instantiate templates once in each PCH instead of in each source that uses it. This saves a quarter of LLVM's CPU time.
-# An object has the same functions as before, but one object in eight has them in another order. So the archives differ from
-# those of a build without PCH; they are the same in every build.
+# An object has the same symbols as before, but the order of functions and the numbers of private labels can change. So the
+# archives differ from those of a build without PCH; they are the same in every build.
 set(CMAKE_PCH_INSTANTIATE_TEMPLATES ON)
 # LLVM switches its own precompiled headers off when it knows the compiler launcher.
 set(CMAKE_DISABLE_PRECOMPILE_HEADERS OFF)
 
 include("${CMAKE_CURRENT_LIST_DIR}/pch-headers.cmake")
 # Leave out headers that this version of LLVM does not have.
-foreach(tier IN ITEMS support ir codegen mlir)
+foreach(tier IN ITEMS support ir codegen mlir dialects devices)
   set(there "")
   foreach(header IN LISTS TOOLCHAIN_PCH_HEADERS_${tier})
     string(REGEX MATCH "^<((llvm|mlir)/.*)>$" ours "${header}")
@@ -132,7 +134,7 @@ function(_tpch_owner tier target out)
     if(inlines)
       set_property(TARGET "${owner}" PROPERTY VISIBILITY_INLINES_HIDDEN "${inlines}")
     endif()
-    if(tier STREQUAL "mlir")
+    if(tier MATCHES "^(mlir|dialects|devices)$")
       target_include_directories("${owner}" PRIVATE
         "${LLVM_MAIN_SRC_DIR}/../mlir/include" "${CMAKE_BINARY_DIR}/tools/mlir/include")
     endif()
@@ -174,6 +176,8 @@ endfunction()
 function(_tpch_apply)
   _tpch_targets("${CMAKE_SOURCE_DIR}" all)
   _tpch_closure(generators llvm-min-tblgen llvm-tblgen mlir-tblgen mlir-src-sharder clang-tblgen lldb-tblgen)
+  # These programs generate headers of dialects.
+  _tpch_closure(below_dialects mlir-linalg-ods-yaml-gen mlir-pdll)
   set(count 0)
   set(every "")
   set(mlir_has_own OFF)
@@ -201,6 +205,11 @@ function(_tpch_apply)
     endif()
     if(target IN_LIST generators)
       set(tier support)
+    elseif(where MATCHES "/mlir/lib(/(Conversion|Dialect|Target)/|$)" AND NOT target IN_LIST below_dialects)
+      set(tier dialects)
+      if(target MATCHES "AMDGPU|NVGPU|NVVM|OpenACC|OpenMP|ROCDL|RegisterAll|SPIRV|Tosa")
+        set(tier devices)
+      endif()
     elseif(where MATCHES "/mlir/")
       set(tier mlir)
     elseif(where MATCHES "/llvm/lib/(CodeGen|Target)(/|$)")
@@ -214,7 +223,7 @@ function(_tpch_apply)
     endif()
     get_target_property(own "${target}" PRECOMPILE_HEADERS)
     get_target_property(reused "${target}" PRECOMPILE_HEADERS_REUSE_FROM)
-    if((own OR reused) AND (mlir_has_own OR NOT tier STREQUAL "mlir"))
+    if((own OR reused) AND (mlir_has_own OR NOT where MATCHES "/mlir/"))
       continue()
     endif()
     _tpch_owner(${tier} "${target}" owner)
