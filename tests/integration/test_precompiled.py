@@ -22,6 +22,7 @@ include_directories(include)
 add_subdirectory(lib/Target)
 add_subdirectory(lib/Sources)
 add_subdirectory(lib/Options)
+add_subdirectory(../mlir mlir)
 """,
     "lib/Target": f"""add_library(Target STATIC one.cpp)
 set_property(TARGET Target APPEND_STRING PROPERTY COMPILE_FLAGS {NO_CXX})
@@ -34,13 +35,25 @@ target_compile_options(Options PRIVATE -fno-exceptions -fno-rtti)
 """,
 }
 SOURCES = ("lib/Target/one.cpp", "lib/Sources/two.cpp", "lib/Sources/three.c", "lib/Options/four.cpp")
+# The tier of each target of MLIR. mlir-pdll generates headers of dialects, so what it links cannot use a PCH with them.
+MLIR = {
+    "lib/IR/MLIRIR": "mlir",
+    "lib/Dialect/Arith/MLIRArith": "dialects",
+    "lib/Dialect/SPIRV/MLIRSPIRV": "devices",
+    "lib/Dialect/PDL/MLIRPDL": "mlir",
+    "lib/MLIRRegisterAllDialects": "devices",
+}
+MLIR_TOP = """add_executable(mlir-pdll main.cpp)
+target_link_libraries(mlir-pdll PRIVATE MLIRPDL)
+"""
 # pch-launcher.sh lists in /build/pch-fallbacks the sources that clang refused to compile with the precompiled header.
 BUILD = """
 cmake -G Ninja -S /src/llvm -B /build -DCMAKE_PROJECT_LLVM_INCLUDE=/src/llvm-config/pch.cmake -DTOOLCHAIN_PCH=ON \\
   -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \\
   -DCMAKE_CXX_COMPILER_LAUNCHER='sh;/src/llvm-config/pch-launcher.sh' >&2
 ninja -C /build >&2
-ninja -C /build -t commands | grep -c -e ' -include-pch .* -o lib/'
+commands="$(ninja -C /build -t commands)"
+echo "$commands" | sed -nE 's#.* -include-pch .*/toolchain-pch-([a-z]+)-.* -o (lib|mlir)/.* -c /src/(.*)#\\3 \\1#p'
 [ ! -e /build/pch-fallbacks ] || cat /build/pch-fallbacks
 """
 
@@ -56,6 +69,19 @@ def test_each_source_is_compiled_with_its_precompiled_header(base: tuple[Buildah
         (llvm / folder / "CMakeLists.txt").write_text(text)
     for source in SOURCES:
         (llvm / source).write_text('#include "llvm/Config/abi-breaking.h"\n')
-    mounts = [Mount(llvm, "/src/llvm"), Mount(TOP / "llvm-config", "/src/llvm-config")]
+    mlir = tmp_path / "mlir"
+    lists = {"": MLIR_TOP + "".join(f"add_subdirectory({Path(target).parent})\n" for target in MLIR)}
+    for target in MLIR:
+        name = Path(target).name
+        (mlir / target).parent.mkdir(parents=True, exist_ok=True)
+        (mlir / f"{target}.cpp").write_text('#include "llvm/Config/abi-breaking.h"\n')
+        lists[str(Path(target).parent)] = f"add_library({name} STATIC {name}.cpp)\n"
+    for folder, text in lists.items():
+        (mlir / folder / "CMakeLists.txt").write_text(text)
+    (mlir / "main.cpp").write_text("int main() {}\n")
+    mounts = [Mount(llvm, "/src/llvm"), Mount(mlir, "/src/mlir"), Mount(TOP / "llvm-config", "/src/llvm-config")]
     shown = engine.run(image, ["sh", "-ec", BUILD], mounts=mounts, capture=True).stdout
-    assert shown.split() == ["3"], "clang refused a precompiled header, or a source has none"
+    tiers = {"llvm/lib/Target/one.cpp": "codegen", "llvm/lib/Sources/two.cpp": "ir", "llvm/lib/Options/four.cpp": "ir"}
+    tiers |= {f"mlir/{target}.cpp": tier for target, tier in MLIR.items()}
+    # A source that clang refused to compile with its header is a line with one word.
+    assert sorted(shown.splitlines()) == sorted(f"{source} {tier}" for source, tier in tiers.items())
