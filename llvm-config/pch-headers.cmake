@@ -67,11 +67,21 @@ set(TOOLCHAIN_PCH_HEADERS_devices
   <mlir/Dialect/OpenACC/OpenACC.h> <mlir/Dialect/OpenMP/OpenMPDialect.h> <mlir/Dialect/SPIRV/IR/SPIRVDialect.h>
   <mlir/Dialect/SPIRV/IR/SPIRVOps.h> <mlir/Dialect/Tosa/IR/TosaOps.h>)
 
+set(TOOLCHAIN_PCH_HEADERS_sema
+  ${TOOLCHAIN_PCH_HEADERS_support}
+  <clang/AST/ASTConsumer.h> <clang/AST/ASTContext.h> <clang/AST/Attr.h> <clang/AST/DeclCXX.h> <clang/AST/DeclObjC.h>
+  <clang/AST/DeclOpenMP.h> <clang/AST/DeclTemplate.h> <clang/AST/DynamicRecursiveASTVisitor.h> <clang/AST/ExprCXX.h>
+  <clang/AST/ExprObjC.h> <clang/AST/OpenMPClause.h> <clang/AST/RecursiveASTVisitor.h> <clang/AST/StmtOpenMP.h>
+  <clang/AST/StmtVisitor.h> <clang/AST/TypeLoc.h> <clang/Basic/FileManager.h> <clang/Basic/SourceManager.h>
+  <clang/Basic/TargetInfo.h> <clang/Lex/Lexer.h> <clang/Lex/Preprocessor.h> <clang/Sema/Initialization.h>
+  <clang/Sema/Lookup.h> <clang/Sema/Sema.h> <clang/Sema/Template.h>)
+
 set(TOOLCHAIN_PCH_DEPENDS_support "")
 set(TOOLCHAIN_PCH_DEPENDS_ir intrinsics_gen vt_gen target_parser_gen analysis_gen RISCVTargetParserTableGen
   ARMTargetParserTableGen AArch64TargetParserTableGen PPCTargetParserTableGen)
 set(TOOLCHAIN_PCH_DEPENDS_codegen ${TOOLCHAIN_PCH_DEPENDS_ir})
 set(TOOLCHAIN_PCH_DEPENDS_mlir mlir-generic-headers)
+set(TOOLCHAIN_PCH_DEPENDS_sema ${TOOLCHAIN_PCH_DEPENDS_ir} clang-tablegen-targets ClangDriverOptions omp_gen acc_gen)
 # `mlir-headers` is every generated header of MLIR.
 set(TOOLCHAIN_PCH_DEPENDS_dialects ${TOOLCHAIN_PCH_DEPENDS_ir} mlir-headers omp_gen acc_gen)
 set(TOOLCHAIN_PCH_DEPENDS_devices ${TOOLCHAIN_PCH_DEPENDS_dialects})

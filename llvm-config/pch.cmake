@@ -6,6 +6,7 @@
 #   support   no generated header; the table generators and the libraries that they link use it
 #   ir        LLVM IR and analyses; needs the intrinsics
 #   codegen   ir and the code generator's headers
+#   sema      clang's AST and semantic analysis
 #   mlir      MLIR's IR, interfaces and rewriting
 #   dialects  mlir, and the dialects that most of MLIR's dialects, conversions and translations include
 #   devices   dialects, and the large dialects of GPUs and accelerators
@@ -15,9 +16,10 @@
 #
 # A PCH is valid for one set of compiler flags, so each tier has one owner target for each set of flags.
 #
-# LLVM declares its own precompiled headers from version 23 on. LLVM's and clang's targets keep them, because they cost as
-# much CPU time as ours in LLVM and less than half of it in clang. MLIR's targets would reuse a header of LLVM's. They get
-# ours instead, which saves a third of the CPU time, until MLIR declares its own.
+# LLVM declares its own precompiled headers from version 23 on. LLVM's and most of clang's targets keep them, because ours
+# are not cheaper there. clang's parser and semantic analysis get ours, which halve their CPU time: LLVM's have only the AST,
+# and the parser's target, which CMake reads before that of the AST, does not even get these. MLIR's targets would reuse a
+# header of LLVM's. They get ours, until MLIR declares its own.
 
 # CMake has one hook for each project, so this file includes the edits. They replace sources before the sources get headers.
 include("${CMAKE_CURRENT_LIST_DIR}/edits.cmake")
@@ -34,10 +36,10 @@ set(CMAKE_DISABLE_PRECOMPILE_HEADERS OFF)
 
 include("${CMAKE_CURRENT_LIST_DIR}/pch-headers.cmake")
 # Leave out headers that this version of LLVM does not have.
-foreach(tier IN ITEMS support ir codegen mlir dialects devices)
+foreach(tier IN ITEMS support ir codegen sema mlir dialects devices)
   set(there "")
   foreach(header IN LISTS TOOLCHAIN_PCH_HEADERS_${tier})
-    string(REGEX MATCH "^<((llvm|mlir)/.*)>$" ours "${header}")
+    string(REGEX MATCH "^<((llvm|clang|mlir)/.*)>$" ours "${header}")
     if(NOT ours OR EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/../${CMAKE_MATCH_2}/include/${CMAKE_MATCH_1}")
       list(APPEND there "${header}")
     endif()
@@ -115,7 +117,12 @@ function(_tpch_owner tier target out)
   # A PCH can be used with other warning options than it was compiled with.
   string(REGEX REPLACE "(^| )-W[a-z][^ ]*" "" key_flags "${flags}")
   string(REGEX REPLACE " +" " " key_flags "${key_flags}")
-  string(SHA256 key "${options}|${own_flags}|${visibility}|${inlines}|${key_flags}")
+  # clang's headers depend on its definitions.
+  set(definitions "")
+  if(tier STREQUAL "sema")
+    get_target_property(definitions "${target}" COMPILE_DEFINITIONS)
+  endif()
+  string(SHA256 key "${options}|${own_flags}|${visibility}|${inlines}|${key_flags}|${definitions}")
   string(SUBSTRING "${key}" 0 8 key)
   set(owner "toolchain-pch-${tier}-${key}")
   if(NOT TARGET "${owner}")
@@ -137,6 +144,12 @@ function(_tpch_owner tier target out)
     if(tier MATCHES "^(mlir|dialects|devices)$")
       target_include_directories("${owner}" PRIVATE
         "${LLVM_MAIN_SRC_DIR}/../mlir/include" "${CMAKE_BINARY_DIR}/tools/mlir/include")
+    elseif(tier STREQUAL "sema")
+      target_include_directories("${owner}" PRIVATE
+        "${LLVM_MAIN_SRC_DIR}/../clang/include" "${CMAKE_BINARY_DIR}/tools/clang/include")
+    endif()
+    if(definitions)
+      set_property(TARGET "${owner}" PROPERTY COMPILE_DEFINITIONS "${definitions}")
     endif()
     target_precompile_headers("${owner}" PRIVATE ${TOOLCHAIN_PCH_HEADERS_${tier}})
     # Without time stamps the same headers give the same PCH, so ccache finds the objects on another day.
@@ -214,6 +227,8 @@ function(_tpch_apply)
       set(tier mlir)
     elseif(where MATCHES "/llvm/lib/(CodeGen|Target)(/|$)")
       set(tier codegen)
+    elseif(where MATCHES "/clang/lib/(Frontend|Parse|Sema|Serialization)(/|$)")
+      set(tier sema)
     elseif(where MATCHES "/clang/")
       set(tier ir)
     elseif(where MATCHES "/(llvm/lib|lld)(/|$)")
@@ -223,7 +238,7 @@ function(_tpch_apply)
     endif()
     get_target_property(own "${target}" PRECOMPILE_HEADERS)
     get_target_property(reused "${target}" PRECOMPILE_HEADERS_REUSE_FROM)
-    if((own OR reused) AND (mlir_has_own OR NOT where MATCHES "/mlir/"))
+    if((own OR reused) AND NOT tier STREQUAL "sema" AND (mlir_has_own OR NOT where MATCHES "/mlir/"))
       continue()
     endif()
     _tpch_owner(${tier} "${target}" owner)

@@ -22,6 +22,7 @@ include_directories(include)
 add_subdirectory(lib/Target)
 add_subdirectory(lib/Sources)
 add_subdirectory(lib/Options)
+add_subdirectory(../clang clang)
 add_subdirectory(../mlir mlir)
 """,
     "lib/Target": f"""add_library(Target STATIC one.cpp)
@@ -35,16 +36,25 @@ target_compile_options(Options PRIVATE -fno-exceptions -fno-rtti)
 """,
 }
 SOURCES = ("lib/Target/one.cpp", "lib/Sources/two.cpp", "lib/Sources/three.c", "lib/Options/four.cpp")
-# The tier of each target of MLIR. mlir-pdll generates headers of dialects, so what it links cannot use a PCH with them.
-MLIR = {
-    "lib/IR/MLIRIR": "mlir",
-    "lib/Dialect/Arith/MLIRArith": "dialects",
-    "lib/Dialect/SPIRV/MLIRSPIRV": "devices",
-    "lib/Dialect/PDL/MLIRPDL": "mlir",
-    "lib/MLIRRegisterAllDialects": "devices",
+# The tier of each target. mlir-pdll generates headers of dialects, so what it links cannot use a PCH with them.
+TIERS = {
+    "clang/lib/AST/clangAST": "ir",
+    "clang/lib/Sema/clangSema": "sema",
+    "mlir/lib/IR/MLIRIR": "mlir",
+    "mlir/lib/Dialect/Arith/MLIRArith": "dialects",
+    "mlir/lib/Dialect/SPIRV/MLIRSPIRV": "devices",
+    "mlir/lib/Dialect/PDL/MLIRPDL": "mlir",
+    "mlir/lib/MLIRRegisterAllDialects": "devices",
 }
-MLIR_TOP = """add_executable(mlir-pdll main.cpp)
-target_link_libraries(mlir-pdll PRIVATE MLIRPDL)
+TOPS = {
+    "clang": "include_directories(include)\n",
+    "mlir": "add_executable(mlir-pdll main.cpp)\ntarget_link_libraries(mlir-pdll PRIVATE MLIRPDL)\n",
+}
+# clang refuses a PCH whose headers were compiled with other definitions.
+SEMA = """#pragma once
+#ifdef CLANG_EXPORTS
+struct Exported {};
+#endif
 """
 # pch-launcher.sh lists in /build/pch-fallbacks the sources that clang refused to compile with the precompiled header.
 BUILD = """
@@ -52,8 +62,8 @@ cmake -G Ninja -S /src/llvm -B /build -DCMAKE_PROJECT_LLVM_INCLUDE=/src/llvm-con
   -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \\
   -DCMAKE_CXX_COMPILER_LAUNCHER='sh;/src/llvm-config/pch-launcher.sh' >&2
 ninja -C /build >&2
-commands="$(ninja -C /build -t commands)"
-echo "$commands" | sed -nE 's#.* -include-pch .*/toolchain-pch-([a-z]+)-.* -o (lib|mlir)/.* -c /src/(.*)#\\3 \\1#p'
+ninja -C /build -t commands >/tmp/commands
+sed -nE 's#.* -include-pch .*/toolchain-pch-([a-z]+)-.* -o (lib|clang|mlir)/.* -c /src/(.*)#\\3 \\1#p' /tmp/commands
 [ ! -e /build/pch-fallbacks ] || cat /build/pch-fallbacks
 """
 
@@ -69,19 +79,27 @@ def test_each_source_is_compiled_with_its_precompiled_header(base: tuple[Buildah
         (llvm / folder / "CMakeLists.txt").write_text(text)
     for source in SOURCES:
         (llvm / source).write_text('#include "llvm/Config/abi-breaking.h"\n')
-    mlir = tmp_path / "mlir"
-    lists = {"": MLIR_TOP + "".join(f"add_subdirectory({Path(target).parent})\n" for target in MLIR)}
-    for target in MLIR:
-        name = Path(target).name
-        (mlir / target).parent.mkdir(parents=True, exist_ok=True)
-        (mlir / f"{target}.cpp").write_text('#include "llvm/Config/abi-breaking.h"\n')
-        lists[str(Path(target).parent)] = f"add_library({name} STATIC {name}.cpp)\n"
+    lists = dict(TOPS)
+    for target in TIERS:
+        path = Path(target)
+        (tmp_path / path.parent).mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{target}.cpp").write_text('#include "llvm/Config/abi-breaking.h"\n')
+        lists[path.parts[0]] += f"add_subdirectory({path.parent.relative_to(path.parts[0])})\n"
+        lists[str(path.parent)] = f"add_library({path.name} STATIC {path.name}.cpp)\n"
+        if path.parts[0] == "clang":
+            lists[str(path.parent)] += f"target_compile_definitions({path.name} PUBLIC CLANG_EXPORTS)\n"
     for folder, text in lists.items():
-        (mlir / folder / "CMakeLists.txt").write_text(text)
-    (mlir / "main.cpp").write_text("int main() {}\n")
-    mounts = [Mount(llvm, "/src/llvm"), Mount(mlir, "/src/mlir"), Mount(TOP / "llvm-config", "/src/llvm-config")]
+        (tmp_path / folder / "CMakeLists.txt").write_text(text)
+    (tmp_path / "mlir/main.cpp").write_text("int main() {}\n")
+    sema = tmp_path / "clang/include/clang/Sema/Sema.h"
+    sema.parent.mkdir(parents=True)
+    sema.write_text(SEMA)
+    with (tmp_path / "clang/lib/Sema/clangSema.cpp").open("a") as source_file:
+        source_file.write('#include "clang/Sema/Sema.h"\nExported exported;\n')
+    mounts = [Mount(tmp_path / name, f"/src/{name}") for name in ("llvm", "clang", "mlir")]
+    mounts.append(Mount(TOP / "llvm-config", "/src/llvm-config"))
     shown = engine.run(image, ["sh", "-ec", BUILD], mounts=mounts, capture=True).stdout
     tiers = {"llvm/lib/Target/one.cpp": "codegen", "llvm/lib/Sources/two.cpp": "ir", "llvm/lib/Options/four.cpp": "ir"}
-    tiers |= {f"mlir/{target}.cpp": tier for target, tier in MLIR.items()}
+    tiers |= {f"{target}.cpp": tier for target, tier in TIERS.items()}
     # A source that clang refused to compile with its header is a line with one word.
     assert sorted(shown.splitlines()) == sorted(f"{source} {tier}" for source, tier in tiers.items())
