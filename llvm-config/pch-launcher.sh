@@ -1,13 +1,20 @@
 #!/bin/sh
 # Compiler launcher: runs the compiler, and runs it again without the precompiled header if a source does not compile
 # with it, because a name clashes with a header that the source does not include. So a precompiled header can cost time but
-# cannot break a build. /build/pch-fallbacks lists the sources that were compiled twice.
+# cannot break a build. /build/pch-fallbacks lists the sources that were compiled twice, and the headers that could not be
+# precompiled.
 case " $* " in
+*" -emit-pch "*)
+  # Some commit of LLVM may have headers that do not compile together. The compiler refuses an empty precompiled header.
+  if "$@"; then exit 0; fi
+  while [ "$1" != -o ]; do shift; done
+  echo "toolchain: the headers of $2 do not compile together, so its sources are compiled without it" >&2
+  echo "$2" >>/build/pch-fallbacks
+  : >"$2"
+  exit 0
+  ;;
 *" -include-pch "*) ;;
 *) exec "$@" ;;
-esac
-case " $* " in
-*" -emit-pch "*) exec "$@" ;;
 esac
 errors=$(mktemp)
 if "$@" 2>"$errors"; then

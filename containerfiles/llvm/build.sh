@@ -122,7 +122,7 @@ echo "@step compile"
 # shellcheck disable=SC2086  # GOAL is a list of targets
 ninja -C "$tree" ${JOBS:+-j"$JOBS"} $GOAL
 if [ -s /build/pch-fallbacks ]; then
-  echo "sources that clang refused to compile with a precompiled header: $(sort -u /build/pch-fallbacks | wc -l)"
+  echo "precompiled headers, and sources with one, that clang refused: $(sort -u /build/pch-fallbacks | wc -l)"
 fi
 times >/build/times
 echo "CPU of this run, user and system: $(tail -n 1 /build/times)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -68,38 +69,60 @@ sed -nE 's#.* -include-pch .*/toolchain-pch-([a-z]+)-.* -o (lib|clang|mlir)/.* -
 """
 
 
-def test_each_source_is_compiled_with_its_precompiled_header(base: tuple[Buildah, str], tmp_path: Path) -> None:
-    engine, image = base
-    llvm = tmp_path / "llvm"
+def write_tree(folder: Path) -> list[Mount]:
+    """Write a small LLVM, clang and MLIR to `folder`, and return the mounts of a build."""
+    llvm = folder / "llvm"
     header = llvm / "include/llvm/Config/abi-breaking.h"  # pch-scan.py requires it of a source
     header.parent.mkdir(parents=True)
     header.write_text("#pragma once\n")
-    for folder, text in LISTS.items():
-        (llvm / folder).mkdir(parents=True, exist_ok=True)
-        (llvm / folder / "CMakeLists.txt").write_text(text)
+    for place, text in LISTS.items():
+        (llvm / place).mkdir(parents=True, exist_ok=True)
+        (llvm / place / "CMakeLists.txt").write_text(text)
     for source in SOURCES:
         (llvm / source).write_text('#include "llvm/Config/abi-breaking.h"\n')
     lists = dict(TOPS)
     for target in TIERS:
         path = Path(target)
-        (tmp_path / path.parent).mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"{target}.cpp").write_text('#include "llvm/Config/abi-breaking.h"\n')
+        (folder / path.parent).mkdir(parents=True, exist_ok=True)
+        (folder / f"{target}.cpp").write_text('#include "llvm/Config/abi-breaking.h"\n')
         lists[path.parts[0]] += f"add_subdirectory({path.parent.relative_to(path.parts[0])})\n"
         lists[str(path.parent)] = f"add_library({path.name} STATIC {path.name}.cpp)\n"
         if path.parts[0] == "clang":
             lists[str(path.parent)] += f"target_compile_definitions({path.name} PUBLIC CLANG_EXPORTS)\n"
-    for folder, text in lists.items():
-        (tmp_path / folder / "CMakeLists.txt").write_text(text)
-    (tmp_path / "mlir/main.cpp").write_text("int main() {}\n")
-    sema = tmp_path / "clang/include/clang/Sema/Sema.h"
+    for place, text in lists.items():
+        (folder / place / "CMakeLists.txt").write_text(text)
+    (folder / "mlir/main.cpp").write_text("int main() {}\n")
+    sema = folder / "clang/include/clang/Sema/Sema.h"
     sema.parent.mkdir(parents=True)
     sema.write_text(SEMA)
-    with (tmp_path / "clang/lib/Sema/clangSema.cpp").open("a") as source_file:
+    with (folder / "clang/lib/Sema/clangSema.cpp").open("a") as source_file:
         source_file.write('#include "clang/Sema/Sema.h"\nExported exported;\n')
-    mounts = [Mount(tmp_path / name, f"/src/{name}") for name in ("llvm", "clang", "mlir")]
-    mounts.append(Mount(TOP / "llvm-config", "/src/llvm-config"))
-    shown = engine.run(image, ["sh", "-ec", BUILD], mounts=mounts, capture=True).stdout
+    mounts = [Mount(folder / name, f"/src/{name}") for name in ("llvm", "clang", "mlir")]
+    return [*mounts, Mount(TOP / "llvm-config", "/src/llvm-config")]
+
+
+def test_each_source_is_compiled_with_its_precompiled_header(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    engine, image = base
+    shown = engine.run(image, ["sh", "-ec", BUILD], mounts=write_tree(tmp_path), capture=True).stdout
     tiers = {"llvm/lib/Target/one.cpp": "codegen", "llvm/lib/Sources/two.cpp": "ir", "llvm/lib/Options/four.cpp": "ir"}
     tiers |= {f"{target}.cpp": tier for target, tier in TIERS.items()}
     # A source that clang refused to compile with its header is a line with one word.
     assert sorted(shown.splitlines()) == sorted(f"{source} {tier}" for source, tier in tiers.items())
+
+
+def test_header_that_does_not_compile_leaves_its_sources_without_one(base: tuple[Buildah, str], tmp_path: Path) -> None:
+    engine, image = base
+    mounts = write_tree(tmp_path)
+    header = tmp_path / "mlir/include/mlir/Dialect/Tosa/IR/TosaOps.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#error it needs another header\n")
+    shown = engine.run(image, ["sh", "-ec", BUILD], mounts=mounts, capture=True).stdout
+    refused = {line for line in shown.splitlines() if " " not in line}
+    sources = {f"/src/{target}.cpp" for target, tier in TIERS.items() if tier == "devices"}
+    owner = {
+        name
+        for name in refused - sources
+        if re.search(r"/toolchain-pch-devices-\w+(\.cpp|\.dir/cmake_pch\.hxx\.pch)$", name)
+    }
+    assert len(owner) == 2
+    assert refused == sources | owner
