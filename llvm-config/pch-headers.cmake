@@ -82,6 +82,6 @@ set(TOOLCHAIN_PCH_DEPENDS_ir intrinsics_gen vt_gen target_parser_gen analysis_ge
 set(TOOLCHAIN_PCH_DEPENDS_codegen ${TOOLCHAIN_PCH_DEPENDS_ir})
 set(TOOLCHAIN_PCH_DEPENDS_mlir mlir-generic-headers)
 set(TOOLCHAIN_PCH_DEPENDS_sema ${TOOLCHAIN_PCH_DEPENDS_ir} clang-tablegen-targets ClangDriverOptions omp_gen acc_gen)
-# `mlir-headers` is every generated header of MLIR.
+# `mlir-headers` has every generated header that these lists include.
 set(TOOLCHAIN_PCH_DEPENDS_dialects ${TOOLCHAIN_PCH_DEPENDS_ir} mlir-headers omp_gen acc_gen)
 set(TOOLCHAIN_PCH_DEPENDS_devices ${TOOLCHAIN_PCH_DEPENDS_dialects})

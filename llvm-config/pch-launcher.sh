@@ -6,7 +6,9 @@
 case " $* " in
 *" -emit-pch "*)
   # Some commit of LLVM may have headers that do not compile together. The compiler refuses an empty precompiled header.
-  if "$@"; then exit 0; fi
+  code=0
+  "$@" || code=$?
+  [ "$code" -eq 1 ] || exit "$code" # for example, the compiler was killed
   while [ "$1" != -o ]; do shift; done
   echo "toolchain: the headers of $2 do not compile together, so its sources are compiled without it" >&2
   echo "$2" >>/build/pch-fallbacks

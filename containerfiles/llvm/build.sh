@@ -119,10 +119,14 @@ if [ ! -f "$tree/build.ninja" ] || [ "$(cat "$tree/toolchain-stamp" 2>/dev/null)
 fi
 
 echo "@step compile"
+# The launcher leaves an empty file for headers that it could not precompile. A continued build tries them again.
+find "$tree/CMakeFiles" -name 'cmake_pch.hxx*.pch' -empty -delete
+if [ -e /build/pch-fallbacks ]; then sed -i '/\.pch$/d' /build/pch-fallbacks; fi
 # shellcheck disable=SC2086  # GOAL is a list of targets
 ninja -C "$tree" ${JOBS:+-j"$JOBS"} $GOAL
 if [ -s /build/pch-fallbacks ]; then
-  echo "precompiled headers, and sources with one, that clang refused: $(sort -u /build/pch-fallbacks | wc -l)"
+  sort -u /build/pch-fallbacks | sed -n 's/.*\.pch$/headers that clang did not precompile: &/p'
+  echo "sources that clang refused to compile with a precompiled header: $(sort -u /build/pch-fallbacks | grep -vc '\.pch$')"
 fi
 times >/build/times
 echo "CPU of this run, user and system: $(tail -n 1 /build/times)"
