@@ -12,7 +12,7 @@ def test_killed_compiler_leaves_no_empty_precompiled_header(tmp_path: Path) -> N
     compiler = tmp_path / "clang"
     compiler.write_text("#!/bin/sh\nkill -9 $$\n")
     compiler.chmod(0o755)
-    call = [compiler, "-Xclang", "-emit-pch", "-o", tmp_path / "header.pch", "-c", "header.cxx"]
-    done = subprocess.run(["sh", LAUNCHER, *call], check=False)
+    call = [str(compiler), "-Xclang", "-emit-pch", "-o", str(tmp_path / "header.pch"), "-c", "header.cxx"]
+    done = subprocess.run(["sh", str(LAUNCHER), *call], check=False)
     assert done.returncode == 137
     assert not (tmp_path / "header.pch").exists()
