@@ -120,7 +120,7 @@ fi
 
 echo "@step compile"
 # The launcher leaves an empty file for headers that it could not precompile. A continued build tries them again.
-find "$tree/CMakeFiles" -name 'cmake_pch.hxx*.pch' -empty -delete
+find "$tree" -name 'cmake_pch.hxx*.pch' -empty -delete
 if [ -e /build/pch-fallbacks ]; then sed -i '/\.pch$/d' /build/pch-fallbacks; fi
 # shellcheck disable=SC2086  # GOAL is a list of targets
 ninja -C "$tree" ${JOBS:+-j"$JOBS"} $GOAL
