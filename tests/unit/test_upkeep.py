@@ -196,8 +196,9 @@ def test_leftovers_of_a_killed_command_are_pruned_at_once(cache: Cache) -> None:
     for folder in left:
         (folder / "layout").mkdir()
         (folder / "layout" / "blob").write_text("x")
-    left.append(cache.work / "pack-0123456789ab")
-    left[-1].write_text("x")
+    for name in ("pack-0123456789ab", "pack-0123456789ab.tar"):
+        left.append(cache.work / name)
+        left[-1].write_text("x")
     left += [cache.store / "trees" / f".git-{'a' * 40}.partial", cache.store / "files" / f".{'a' * 64}.partial"]
     for folder in left[-2:]:
         folder.mkdir(parents=True)

@@ -53,7 +53,7 @@ _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
 SCRATCH = re.compile(
     r"(archive|bundle|copy|evidence|files|git|kernel-worker|live|load|patches|pip|probe|reuse|shell|wheel)"
     r"-[a-z0-9_]{8}"
-    r"|pack-[0-9a-f]{12}|\.pack-[0-9a-f]{12}\.[0-9a-f]{16}\.partial"
+    r"|pack-[0-9a-f]{12}(\.tar)?|\.pack-[0-9a-f]{12}\.[0-9a-f]{16}\.partial"
 )
 _STALE = 86400
 
