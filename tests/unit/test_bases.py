@@ -33,7 +33,7 @@ from toolchain.pipeline import run as pipeline
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request
 from toolchain.stages import mmdebstrap as stage
-from toolchain.stages.base import BaseStage, local_image, read_packages
+from toolchain.stages.base import BaseStage, local_image, read_packages, recipe_digest
 from toolchain.stages.inputs import common_inputs
 from toolchain.stages.mmdebstrap import _bootstrap_error
 
@@ -202,6 +202,15 @@ def test_inputs_depend_on_installed_content_and_not_on_notes() -> None:
         "containerfiles/base/ubi9/packages",
     }
     assert DATA not in inputs["files"]  # The row of another base must not change these inputs.
+
+
+def test_a_changed_command_of_mmdebstrap_makes_another_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a base that an earlier version made would be used."""
+    names = ("debian13", "ubi9")
+    before = [recipe_digest(base_recipe(name)) for name in names]
+    monkeypatch.setattr(stage, "_exclusion", lambda _patterns: ["--customize-hook=true"])
+    changed = [recipe_digest(base_recipe(name)) != digest for name, digest in zip(names, before, strict=True)]
+    assert changed == [True, False]
 
 
 @pytest.mark.parametrize(

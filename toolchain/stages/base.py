@@ -33,7 +33,7 @@ from toolchain.oci.manifest import children_of, parse_object
 from toolchain.oci.reference import Target, parse
 from toolchain.request.model import Request
 from toolchain.stages.inputs import common_inputs
-from toolchain.stages.mmdebstrap import write_layer
+from toolchain.stages.mmdebstrap import content_options, write_layer
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
 # Estimates in bytes: the root file system, its packages and its layer. A base by a Containerfile also needs the image
@@ -127,8 +127,11 @@ def write_packages(path: Path, lock: Mapping[str, Any]) -> None:
 
 
 def recipe_digest(recipe: BaseRecipe) -> str:
-    """Return the digest of the parts of a recipe that determine the content of the base."""
-    return sha256_json(recipe.as_inputs())
+    """Return the digest of everything that determines the content of the base, except the versions of its packages."""
+    inputs = recipe.as_inputs()
+    if recipe.kind == "mmdebstrap":
+        inputs["options"] = content_options(recipe)
+    return sha256_json(inputs)
 
 
 def parse_packages(text: str) -> list[dict[str, str]]:

@@ -57,14 +57,16 @@ def write_layer(recipe: BaseRecipe, packages: Path, workspace: Workspace) -> Lay
         return reading.result()
 
 
-def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Workspace) -> None:
-    hooks = [f'chroot "$1" sh -c {shlex.quote(_LIST_PACKAGES)} > {shlex.quote(str(packages))}']
+def content_options(recipe: BaseRecipe) -> list[str]:
+    """Return the options of mmdebstrap that change the content of a base, in addition to its packages."""
     # The image must not contain these files, because they name the build machine or its mirror.
-    of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
-    hooks.append(
-        "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
-    )
-    hooks.append(': > "$1"/etc/machine-id')
+    of_here = ("apt/sources.list", "apt/sources.list.d/*", "hostname", "resolv.conf")
+    hooks = ["rm -f " + " ".join(f'"$1"/etc/{name}' for name in of_here), ': > "$1"/etc/machine-id']
+    return [*(f"--customize-hook={hook}" for hook in hooks), *_exclusion(recipe.exclude)]
+
+
+def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Workspace) -> None:
+    listing = f'chroot "$1" sh -c {shlex.quote(_LIST_PACKAGES)} > {shlex.quote(str(packages))}'
     run_mmdebstrap(
         workspace,
         tar,
@@ -72,7 +74,7 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Worksp
         variant=recipe.variant,
         packages=recipe.packages,
         what=f"base {recipe.name}",
-        options=[*(f"--customize-hook={hook}" for hook in hooks), *_exclusion(recipe.exclude)],
+        options=[f"--customize-hook={listing}", *content_options(recipe)],
     )
 
 
