@@ -28,7 +28,7 @@ def test_time_is_scaled_to_the_number_of_cores() -> None:
     llvm, base = cost_of("llvm", "distribution"), cost_of("base")
     assert llvm is not None
     assert base is not None
-    assert (llvm.time_for(2), llvm.time_for(8), llvm.time_for(64)) == ("85 min to 5 h", "21 to 75 min", "3 to 9 min")
+    assert (llvm.time_for(2), llvm.time_for(8), llvm.time_for(64)) == ("45 min to 2.5 h", "11 to 38 min", "1 to 5 min")
     assert base.time_for(2) == base.time_for(64)
     assert cost_of("llvm", "no-such-part") is None
     kernels = Cost(stage="kernels", minutes=(12, 120), cores=2, kernel=2.0, source="x")
@@ -49,7 +49,7 @@ def test_plan_shows_time_disk_and_memory_in_80_columns(planned: CliRunner) -> No
     rows = json.loads(planned.invoke(app, [*words, "--json"]).stdout)["stages"]
     takes = {row["name"]: row["takes"] for row in rows}
     assert list(takes) == ["base", "sysroot", "hip", "python", "llvm", "triton", "aotriton"]
-    assert takes["llvm"] == {"cores": 8, "minutes": [21.2, 75.0], "disk": 14_000_000_000, "memory_per_job": 5 << 30}
+    assert takes["llvm"] == {"cores": 8, "minutes": [11.2, 37.5], "disk": 14_000_000_000, "memory_per_job": 5 << 30}
     assert takes["aotriton"]["seconds_per_kernel"] == 0.26
     told = planned.invoke(app, words).stdout.partition("still to build, on 8 cores")[2].partition("in a Docker")[0]
     assert max(map(len, told.splitlines())) <= 80
