@@ -36,7 +36,7 @@ def main(seconds: int, out: Path) -> None:
     console.text(f"published to oci:{out}; this run took {console.duration(seconds)}")
     for line in (
         "FlashAttention's modules import torch; a stand-in that only satisfies the import was used.",
-        "The full build (hours on two cores):",
+        "The full build (45 min to 2.5 h on two cores):",
         "  toolchain build llvm --source llvm=distro:llvm-toolchain-22",
         "  toolchain publish REGISTRY/NS llvm-triton-22.1.8",
     ):
